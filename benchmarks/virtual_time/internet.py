@@ -1,7 +1,8 @@
 """Which strategies live on the internet, what do they reach there, and what would it cost?
 
     python -m benchmarks run internet
-    python -m benchmarks run internet --workers 10000 --only asp
+    python -m benchmarks run internet --workers 10000 --only asp,oscars,bsp
+    python -m benchmarks run internet --table
 
 Two hours of virtual time on the preset `internet`: 1,000 consumer GPUs in 12 regions that live 40 minutes on
 average. `quadratic`, and `digits` with its small MLP and one image a step. Strategies with a server come and
@@ -9,8 +10,9 @@ go at it. Those without one run twice: elastic workers go on without the dead, o
 counts the machines that are there, and the server's, each for `--price`, until the target (0.1 of the
 quadratic's loss, 0.9 of digits' accuracy), or else until the end. Each run is a process of its own, `--jobs`
 at a time; its seconds are CPU seconds. `--out` keeps the runs, and a report page of each task: a command that
-was stopped goes on with the runs that are missing. All strategies' runs together are written to
-docs/internet.md, too.
+was stopped goes on with the runs that are missing. Finished runs are kept among the raw results, too, in a
+file for each number of workers, from which docs/internet.md is written. `--table` does so without a run, for
+instance with files that were brought from another machine.
 """
 
 from __future__ import annotations
@@ -26,14 +28,24 @@ from typing import Any
 
 from benchmarks.support.kept import kept
 from benchmarks.support.options import benchmark_parser
-from benchmarks.support.tables import Table
+from benchmarks.support.tables import Table, machine
 from benchmarks.virtual_time.internet_page import write_section
-from benchmarks.virtual_time.internet_runs import STEPS, UNTIL_S, USUAL, WAITS, Case, cases, run, work
+from benchmarks.virtual_time.internet_raw import Kept, all_kept, keep
+from benchmarks.virtual_time.internet_runs import (
+    LEFT_OUT,
+    STEPS,
+    UNTIL_S,
+    USUAL,
+    WAITS,
+    Case,
+    cases,
+    run,
+    work,
+)
 from offbeat.core.units import seconds_of, size
 from offbeat.experiments.planner.cost import Price
 from offbeat.experiments.report.page import write_page
 
-LEFT_OUT = "`osp(on=server)` is left out: its server has no weights, so no worker can come back."
 COLUMNS = [
     *("task", "strategy", "how", "what becomes of it", "batches that count", "value"),
     *("to the target", "bytes a worker", "cost", "CPU s"),
@@ -91,40 +103,74 @@ def shown(found: dict[str, Any], price: Price) -> list[str]:
     ]
 
 
+def is_whole(kept_runs: Kept) -> bool:
+    """Return whether all runs of so many workers are kept; of more than the usual, any are enough."""
+    return kept_runs.workers > USUAL or set(cases(USUAL)) <= set(kept_runs.found)
+
+
+def make_table(kept_runs: Kept, price_text: str, variant: str = "") -> tuple[Table, Path]:
+    """Write the result of the runs."""
+    price = Price.parse(price_text)
+    table = Table("internet", __doc__ or "", COLUMNS, variant)
+    table.machine = kept_runs.machine
+    for case, found in kept_runs.found.items():
+        table.row(case.task, case.strategy, case.how, *shown(found, price))
+    for strategy, why in LEFT_OUT.items():
+        table.note(f"`{strategy}` is left out: {why}.")
+    cpu_s = sum(each["cpu_s"] for each in kept_runs.found.values())
+    table.note(
+        f"{kept_runs.workers:,} workers, {price_text}; these runs took {cpu_s / 60:.1f} minutes of CPU time."
+    )
+    return table, table.write()
+
+
+def write_docs(price_text: str) -> None:
+    """Write the results and the sections of docs/internet.md of all raw results that are whole."""
+    for kept_runs in filter(is_whole, all_kept()):
+        workers = kept_runs.workers
+        table, result = make_table(kept_runs, price_text, "" if workers == USUAL else f"{workers}-workers")
+        names = dict.fromkeys(case.strategy.partition("(")[0] for case in kept_runs.found)
+        options = "" if workers == USUAL else f" --workers {workers} --only {','.join(names)}"
+        page = write_section(workers, COLUMNS, table.rows, table.notes, result, options)
+        print(f"written: {page}")
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = benchmark_parser("internet", __doc__)
     parser.add_argument("--workers", type=int, default=USUAL, metavar="N")
-    parser.add_argument("--only", metavar="STRATEGY", help="run only this strategy")
+    parser.add_argument("--only", metavar="STRATEGY,…", help="run only these strategies")
     parser.add_argument("--until", default=f"{UNTIL_S:g}s", metavar="TIME", help="virtual time (default: 2h)")
     parser.add_argument("--price", default="$0.25/h", help="of a machine for an hour (default: $0.25/h)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time (default: 2)")
     parser.add_argument("--out", type=Path, default=Path("runs/internet"), metavar="FOLDER")
+    parser.add_argument("--table", action="store_true", help="write the page from raw results; run nothing")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
         print(json.dumps(work(Case(*json.loads(options.worker)), options.out)))
         return
-    price, until_s, began = Price.parse(options.price), seconds_of(options.until), time.monotonic()
-    whole = options.only is None and until_s == UNTIL_S
-    parts = ["" if options.workers == USUAL else f"{options.workers}-workers", options.only or ""]
-    parts.append("" if until_s == UNTIL_S else f"{until_s:g}-s")
-    table = Table("internet", __doc__ or "", COLUMNS, "-".join(filter(None, parts)))
+    if options.table:
+        write_docs(options.price)
+        return
+    until_s, began = seconds_of(options.until), time.monotonic()
     planned = list(cases(options.workers, options.only, until_s))
     found, were_kept = run_all(planned, options.out, options.jobs)
-    for case in planned:
-        table.row(case.task, case.strategy, case.how, *shown(found[case], price))
-    table.note(LEFT_OUT)
-    cpu_s = sum(each["cpu_s"] for each in found.values())
-    table.note(
-        f"{options.workers:,} workers, {options.price}; all runs took {cpu_s / 60:.1f} minutes of CPU time, "
-        f"and this command {(time.monotonic() - began) / 60:.1f} of real time, {options.jobs} at a time"
-        + (f"; {were_kept} of {len(planned)} runs were kept from an earlier one." if were_kept else ".")
+    print(
+        f"{len(planned)} runs, {were_kept} of them kept from an earlier command: "
+        f"{(time.monotonic() - began) / 60:.1f} minutes of real time, {options.jobs} at a time"
     )
-    path = table.write()
     for name in dict.fromkeys(case.task for case in planned):
         lived = [case for case in planned if case.task == name and not found[case]["problem"]]
         if lived:
             write_page(options.out / f"{name}.html", [options.out / case.folder for case in lived])
             print(f"written: {options.out / name}.html")
-    if whole:
-        print(f"written: {write_section(options.workers, COLUMNS, table.rows, table.notes, path)}")
+    own = Kept(options.workers, machine(), {case: found[case] for case in planned})
+    if until_s == UNTIL_S and options.workers >= USUAL:  # fewer are a trial
+        keep(own)
+        if is_whole(own):
+            write_docs(options.price)
+            return
+    parts = ["" if options.workers == USUAL else f"{options.workers}-workers", options.only or ""]
+    parts.append("" if until_s == UNTIL_S else f"{until_s:g}-s")
+    variant = "-".join(filter(None, parts))
+    make_table(own, options.price, re.sub(r"[^a-z0-9-]+", "-", variant).strip("-"))

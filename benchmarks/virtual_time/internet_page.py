@@ -26,12 +26,15 @@ def section(
     rows: Sequence[Sequence[str]],
     notes: Sequence[str],
     result: Path,
+    options: str = "",
 ) -> str:
-    """Return a section: what lives and what reaches the target, in words, and a table of each task."""
+    """Return a section: what lives and what reaches the target, in words, and a table of each task.
+
+    `options` are those of the command that made the result.
+    """
     link = f"../benchmarks/results/{result.parent.name}/{result.name}"
-    option = "" if workers == 1000 else f" --workers {workers}"
     lines = [heading(workers), ""]
-    lines += [f"`python -m benchmarks run internet{option}` ([the result]({link})). {' '.join(notes)}"]
+    lines += [f"`python -m benchmarks run internet{options}` ([the result]({link})). {' '.join(notes)}"]
     found = [dict(zip(columns, row, strict=True)) for row in rows]
     for task in dict.fromkeys(row[TASK] for row in found):
         own = [row for row in found if row[TASK] == task]
@@ -67,7 +70,8 @@ def write_section(
     rows: Sequence[Sequence[str]],
     notes: Sequence[str],
     result: Path,
+    options: str = "",
 ) -> Path:
     """Write the section into the page."""
     text = PAGE.read_text(encoding="utf-8")
-    return write_atomic(PAGE, refreshed(text, section(workers, columns, rows, notes, result)))
+    return write_atomic(PAGE, refreshed(text, section(workers, columns, rows, notes, result, options)))

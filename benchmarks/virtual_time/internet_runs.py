@@ -43,7 +43,11 @@ SERVED = (
     "diloco(on=server,period=8)",
     "ssd_sgd(on=server)",
 )
-COLLECTIVE = ("bsp", "local_sgd", "selsync", "diloco(period=8)", "sparse_loco(period=8)", "osp", "ssd_sgd")
+COLLECTIVE = (
+    *("bsp", "local_sgd", "selsync", "diloco(period=8)", "sparse_loco(period=8)", "osp", "ssd_sgd"),
+    "auto",
+)
+LEFT_OUT = {"osp(on=server)": "its server has no weights, so no worker can come back"}
 SERVER, ELASTIC, WAITS = "server", "elastic", "waits"
 TASKS: dict[str, dict[str, Any]] = {"quadratic": {}, "digits": {"batch_size": 1, "model": "mlp"}}
 TARGETS = {"quadratic": 0.1, "digits": 0.9}
@@ -76,12 +80,16 @@ class Case(NamedTuple):
 
 
 def cases(workers: int, only: str | None = None, until_s: float = UNTIL_S) -> Iterator[Case]:
-    """Yield the runs; with more workers than digits has images, of the quadratic alone."""
+    """Yield the runs; with more workers than digits has images, of the quadratic alone.
+
+    `only` names strategies, with or without their settings, with commas in between.
+    """
+    wanted = None if only is None else {each.name for each in strategies_of(only, [])}
     for name in TASKS if workers <= USUAL else ("quadratic",):
         ways = [(strategy, SERVER) for strategy in SERVED]
         ways += [(strategy, how) for strategy in COLLECTIVE for how in (ELASTIC, WAITS)]
         for strategy, how in ways:
-            if only in (None, strategy, strategy.partition("(")[0]):
+            if wanted is None or strategy.partition("(")[0] in wanted:
                 yield Case(name, strategy, how, workers, until_s)
 
 

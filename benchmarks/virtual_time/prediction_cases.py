@@ -6,6 +6,11 @@ ms, and the CNN. But causes of misses were found on those at 1 Gbit/s, and mende
 the defaults, except where a run of some twenty steps would not show them: periods of 8 steps, and SelSync
 decides from step 8 on instead of 25.
 
+Left out are `auto`, whose steps are those of BSP or of LocalSGD, which are cases, with a change after at
+least two windows that a short run's mean would mix; and DiLoCo, OSP and SSD-SGD with `on="server"`. What
+these send is charged by the same shards and links as the served strategies here, but whether their own rules
+are predicted as well has not been measured.
+
 Cases with the same model, rate and workers are a group: they share a calibration, and a file of results.
 """
 

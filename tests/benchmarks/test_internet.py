@@ -1,4 +1,4 @@
-"""The benchmark internet: runs are kept for a command that goes on; its page is written from the table."""
+"""The benchmark internet: runs are kept for a command that goes on; its page is written from raw results."""
 
 from __future__ import annotations
 
@@ -7,13 +7,97 @@ from typing import Any
 
 import pytest
 from benchmarks.support import kept as kept_runs
+from benchmarks.support import tables
 from benchmarks.support.kept import kept
-from benchmarks.virtual_time import internet, internet_page
-from benchmarks.virtual_time.internet_runs import ELASTIC, SERVER, WAITS, Case, cases, work
+from benchmarks.virtual_time import internet, internet_page, internet_raw
+from benchmarks.virtual_time.internet_raw import Kept, all_kept, keep
+from benchmarks.virtual_time.internet_runs import (
+    COLLECTIVE,
+    ELASTIC,
+    LEFT_OUT,
+    SERVED,
+    SERVER,
+    WAITS,
+    Case,
+    cases,
+    work,
+)
 
+from offbeat.cli.parse import strategies_of
+from offbeat.core.elastic import check_elastic
+from offbeat.core.strategy import Strategy
 from offbeat.experiments.planner.cost import Price
+from offbeat.strategies import STRATEGIES
 
 COLUMNS = internet.COLUMNS
+
+
+def strategy(text: str) -> Strategy[Any]:
+    (found,) = strategies_of(text, [])
+    return found
+
+
+def test_every_strategy_and_server_form_is_run_or_left_out_with_a_reason() -> None:
+    named = [strategy(text) for text in (*SERVED, *COLLECTIVE, *LEFT_OUT)]
+    assert {(each.name, each.server_half() is not None) for each in named} == {
+        (name, form.server_half() is not None)
+        for name, cls in STRATEGIES.own.items()
+        for form in (cls(), *([strategy(f"{name}(on=server)")] if hasattr(cls, "on") else []))
+    }
+    assert all(strategy(text).server_half() is not None for text in SERVED)
+    for text in COLLECTIVE:
+        check_elastic(strategy(text), 2)
+
+
+def test_several_strategies_can_be_chosen() -> None:
+    assert [(case.strategy, case.how) for case in cases(10_000, "asp,bsp")] == [
+        ("asp", SERVER),
+        ("bsp", ELASTIC),
+        ("bsp", WAITS),
+    ]
+    assert {case.strategy for case in cases(1000, "diloco")} == {
+        "diloco(period=8)",
+        "diloco(on=server,period=8)",
+    }
+
+
+def test_raw_results_of_the_same_code_and_machine_are_added_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(internet_raw, "code_print", lambda: "code")
+    served, elastic, waits = cases(10_000, "asp,bsp")
+    found = {"cpu_s": 1.0, "problem": "ended"}
+    keep(Kept(10_000, "here", {waits: found, served: found}), tmp_path)
+    keep(Kept(10_000, "here", {elastic: found}), tmp_path)
+    keep(Kept(1000, "here", {Case("quadratic", "gone", SERVER, 1000): found}), tmp_path)
+    assert all_kept(tmp_path) == [
+        Kept(1000, "here", {}),
+        Kept(10_000, "here", dict.fromkeys([served, elastic, waits], found)),
+    ]
+    assert [internet.is_whole(each) for each in all_kept(tmp_path)] == [False, True]
+    keep(Kept(10_000, "there", {elastic: found}), tmp_path)
+    assert list(all_kept(tmp_path)[1].found) == [elastic], "another machine"
+
+
+def test_the_page_is_written_from_raw_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "internet.md"
+    page.write_text(PAGE, encoding="utf-8")
+    monkeypatch.setattr(internet_page, "PAGE", page)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    found = {"cpu_s": 60.0, "problem": "", "value": 0.01, "reached_s": 60.0, "batches": 9, "bytes": 5}
+    found |= {"ended_s": 7200.0, "machine_s": 3600.0}
+    runs = [
+        Kept(1000, "one machine", dict.fromkeys(cases(1000), found)),
+        Kept(10_000, "one machine", dict.fromkeys(cases(10_000, "asp"), found)),
+    ]
+    monkeypatch.setattr(internet, "all_kept", lambda: runs)
+    internet.main(["--table"])
+    text = page.read_text(encoding="utf-8")
+    assert "run internet --workers 10000 --only asp`" in text
+    assert "| auto | elastic | lives | 9 | 0.01 | 1 min | 5 B | $0.25 | 60 |" in text
+    assert "`osp(on=server)` is left out: its server" in text
+    (result,) = (tmp_path / "internet").glob("*-10000-workers.md")
+    assert "on one machine: one machine." in result.read_text(encoding="utf-8")
 
 
 def test_a_result_is_kept_for_the_same_run_of_the_same_code(
@@ -85,8 +169,8 @@ def test_the_page_has_the_newest_table(tmp_path: Path) -> None:
     text = internet_page.refreshed(PAGE, new)
     assert text == PAGE.replace("## What became of 1,000 workers\n\nOld.\n", new)
     assert internet_page.refreshed(text, new) == text
-    larger = internet_page.section(10_000, COLUMNS, ROWS, [], Path("internet/day.md"))
-    assert "run internet --workers 10000`" in larger
+    larger = internet_page.section(10_000, COLUMNS, ROWS, [], Path("internet/day.md"), " --only asp")
+    assert "run internet --only asp`" in larger
     both = internet_page.refreshed(text, larger)
     assert new in both and larger in both and both.endswith(PAGE[PAGE.index("## What is not") :])
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from torch import Tensor
@@ -32,8 +33,14 @@ def even_bound(numel: int, number: int, parts: int, grain: int = 1) -> int:
 
 def even_slices(flat: Tensor, parts: int, grain: int = 1) -> list[Tensor]:
     """Cut `flat` into even slices. Where there are fewer grains than parts, some slices are empty."""
-    bounds = [even_bound(flat.numel(), number, parts, grain) for number in range(parts + 1)]
-    return [flat[start:stop] for start, stop in pairwise(bounds)]
+    empty = flat[:0]  # of many parts of a small tensor most are empty: one view stands for all of these
+    bounds = _even_bounds(flat.numel(), parts, grain)
+    return [flat[start:stop] if start < stop else empty for start, stop in bounds]
+
+
+@lru_cache(64)
+def _even_bounds(numel: int, parts: int, grain: int) -> list[tuple[int, int]]:
+    return list(pairwise(even_bound(numel, number, parts, grain) for number in range(parts + 1)))
 
 
 def equal_size(numel: int, parts: int, grain: int) -> int:

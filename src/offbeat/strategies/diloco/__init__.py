@@ -223,7 +223,9 @@ class DiLoCo(DiLoCoSettings):
                 else:
                     self._propose(state, i, sent, port, self._is_eager(port))
             else:
-                _copy(await state.gathered[i], _slices(sent, port))
+                gathered = await state.gathered[i]
+                if not _ends_with(gathered, sent):
+                    _copy(gathered, _slices(sent, port))
             state.outer.accept(i, state.index, self._owner(port).of(sent), latest)
             if self.guards:
                 self._slice(state.guard.anchor[i], state.index).copy_(sent)
@@ -330,6 +332,12 @@ class DiLoCo(DiLoCoSettings):
 def _slices(fragment: Tensor, port: Port) -> list[Tensor]:
     """Cut a fragment into the slices of its owners."""
     return even_slices(fragment, port.world, grain_of(fragment.element_size()))
+
+
+def _ends_with(slices: list[Tensor], fragment: Tensor) -> bool:
+    """Return whether these are slices of the fragment's own memory: the last one is never empty."""
+    last = slices[-1]
+    return last.data_ptr() + last.nbytes == fragment.data_ptr() + fragment.nbytes
 
 
 def _copy(arrived: Tensor | list[Tensor], into: Tensor | list[Tensor]) -> None:

@@ -68,21 +68,33 @@ def reduce_scatter(slices: list[list[Tensor]], op: Op) -> None:
     """Reduce `slices[w][r]` over all workers w into `slices[r][r]`, adding in the order of ranks."""
     combine = torch.maximum if op is Op.MAX else torch.add
     total = torch.empty(0)
+    targets = _not_empty(slices[0])
+    if not targets:
+        return
     for rank, own_slices in enumerate(slices):  # all slices at once: each has the same order of ranks
-        term = torch.cat([part.reshape(-1) for part in own_slices])
+        term = torch.cat([own_slices[target].reshape(-1) for target in targets])
         if op is Op.MEAN:
             term.mul_(1 / len(slices))
         total = combine(total, term, out=total) if rank else term
-    for rank, part in enumerate(total.split([part.numel() for part in slices[0]])):
-        own = slices[rank][rank]
+    parts = total.split([slices[0][target].numel() for target in targets])
+    for target, part in zip(targets, parts, strict=True):
+        own = slices[target][target]
         own.copy_(part.view_as(own))
 
 
 def all_gather(slices: list[list[Tensor]]) -> None:
     """Copy worker r's own slice `slices[r][r]` into `slices[w][r]` of every worker w."""
-    owned = [own_slices[rank] for rank, own_slices in enumerate(slices)]
+    owners = _not_empty(slices[0])
+    if not owners:
+        return
+    owned = [slices[owner][owner] for owner in owners]
     for own_slices in slices:
-        torch._foreach_copy_(own_slices, owned)
+        torch._foreach_copy_([own_slices[owner] for owner in owners], owned)
+
+
+def _not_empty(slices: list[Tensor]) -> list[int]:
+    """Return which slices have entries, the same of every worker: few, of a small model with many workers."""
+    return [number for number, part in enumerate(slices) if part.numel()]
 
 
 def all_to_all(tensors: list[list[Tensor]]) -> None:
