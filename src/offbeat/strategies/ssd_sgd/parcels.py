@@ -85,11 +85,11 @@ class _Layout:
 
     def __init__(self) -> None:
         self.weights: list[list[Tensor]] = []  # by kind, by worker
-        self.states: list[list[Tensor]] = []  # by kind, by worker
         self.numbers: list[Tensor] = []  # by kind: all numbers of this worker's own parcel
         self.own: list[list[Piece]] = []  # by kind
         self.others: list[Piece] = []
         self.kept_sources: list[Tensor] = []
+        self.gathered: list[list[Tensor]] = []  # of all those, what has any entries
 
 
 class ShardedParcels(Parcels):
@@ -146,25 +146,33 @@ class ShardedParcels(Parcels):
 
     def _lay_out(self, state: ParcelState, part: EvenSlice, grads: dict[nn.Parameter, Tensor]) -> _Layout:
         layout, rank = _Layout(), self._owner.rank
+        states: list[list[Tensor]] = []
         for kind, partition in enumerate(self._owner.partitions):
             dtype, spans = partition.like.dtype, partition.spans(part)
             begin = partition.spans(WHOLE)[rank][0]
             weights, parcels, received, kept = [], [], state.parcels[kind], state.kept[kind]
-            for worker, ((start, stop), nbytes) in enumerate(
-                zip(spans, self._state_bytes(kind, part), strict=True)
-            ):
+            no_parcel = received[:0]
+            no_weights = no_parcel.view(dtype)
+            nbytes_of = self._state_bytes(kind, part)
+            for worker, ((start, stop), nbytes) in enumerate(zip(spans, nbytes_of, strict=True)):
                 if worker == rank:
                     weights.append(self._owner.own[kind][start - begin : stop - begin])
                     parcels.append(partition.like.new_zeros(nbytes, dtype=torch.uint8))
+                elif start == stop and not nbytes:  # as most are, of many workers with a small model
+                    weights.append(no_weights)
+                    parcels.append(no_parcel)
                 else:
                     length = (stop - start) * dtype.itemsize
                     weights.append(received[:length].view(dtype))
                     parcels.append(received[length : length + nbytes])
                     received = received[length + nbytes :]
             layout.weights.append(weights)
-            layout.states.append(parcels)
+            layout.gathered += [weights] if any(start < stop for start, stop in spans) else []
+            states += [parcels] if any(nbytes_of) else []
             layout.own.append([])
             for worker, shards in enumerate(partition.shards_of(part)):
+                if worker != rank and not shards:
+                    continue
                 pieces, numbers = self._pieces(shards, weights[worker], parcels[worker])
                 if worker == rank:
                     layout.own[-1] = pieces
@@ -175,6 +183,7 @@ class ShardedParcels(Parcels):
                     grad, kept = kept[:numel], kept[_aligned(numel, grain_of(dtype.itemsize)) :]
                     layout.others.append(piece._replace(grad=_shaped(grad, piece.shard)))
                     layout.kept_sources.append(piece.shard.cut(grads[piece.shard.param]))
+        layout.gathered += states  # after all weights
         return layout
 
     def _pieces(
@@ -208,11 +217,7 @@ class ShardedParcels(Parcels):
             return []
         layout = self._layouts[part]
         self._pack(layout)
-        return [
-            port.all_gather(slices, Lane.BACK)
-            for slices in [*layout.weights, *layout.states]
-            if any(len(each) for each in slices)
-        ]
+        return [port.all_gather(slices, Lane.BACK) for slices in layout.gathered]
 
     def _pack(self, layout: _Layout) -> None:
         """Let the state of this worker's own pieces live in the parcels; write their numbers."""
