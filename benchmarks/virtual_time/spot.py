@@ -69,7 +69,7 @@ def plan(trace: SpotTrace | None) -> list[Outcome]:
     job = Job(task=digits, strategy=BSP(), workers=WORKERS, steps=STEPS, evaluate_every=4, target=TARGET)
     jobs = [[replace(job, strategy=strategy, seed=seed) for seed in SEEDS] for strategy in STRATEGIES]
     trials = [tuple(attempt(each, cluster, data, failures=trace) for each in own) for own in jobs]
-    return ranked([Outcome(*each) for each in zip(STRATEGIES, trials, strict=True)])
+    return ranked([Outcome(own[0].job.strategy, own) for own in trials])
 
 
 def cells(place: int, outcome: Outcome) -> list[str]:
@@ -104,12 +104,12 @@ def main(arguments: Sequence[str]) -> None:
     read.write()
     table = Table(NAME, __doc__ or "", PLANNED)
     first, cheapest = Counter[str](), Counter[str]()
-    for name, trace in {"none": None, **traces}.items():
-        outcomes = plan(trace)
+    for name in ("none", *TRACES):
+        outcomes = plan(traces.get(name))
         for place, outcome in enumerate(outcomes, 1):
             table.row(name, *cells(place, outcome))
         good = [each for each in outcomes if each.succeeds]
-        if trace is not None:
+        if name in traces:
             first[good[0].label if good else "none"] += 1
             cheapest[
                 min(good, key=lambda each: each.machine_seconds.mean or 0.0).label if good else "none"
