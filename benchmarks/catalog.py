@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-ROOT, GPU, DATA = (
+ROOT, GPU, DATA, TRACES = (
     "root",
     "GPU",
-    "data",
-)  # data: folder of Fashion-MNIST and the like
+    "data",  # a folder of Fashion-MNIST and the like
+    "traces",  # a clone of skypilot-org/spot-traces
+)
 
 
 class UnknownBenchmark(Exception):
@@ -68,6 +69,13 @@ _ALL = (
         (ROOT, DATA),
     ),
     Benchmark("kills", "virtual_time", "Does virtual time know what deaths cost?", "12 min", (ROOT, DATA)),
+    Benchmark(
+        "spot",
+        "virtual_time",
+        "What do public traces of spot machines do to a training, and to its plan?",
+        "10 min",
+        (TRACES,),
+    ),
     Benchmark(
         "shares",
         "communication",

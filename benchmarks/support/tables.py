@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.catalog import RESULTS
 
-FOLDER_OPTIONS = {"--data", "--out"}  # their values mean nothing on another machine
+FOLDER_OPTIONS = {"--data", "--out", "--traces"}  # their values mean nothing on another machine
 
 
 class Table:

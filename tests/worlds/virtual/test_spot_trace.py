@@ -31,20 +31,25 @@ def test_each_worker_reads_the_trace_from_an_offset_of_its_own() -> None:
     assert TRACE.seconds == 60.0
 
 
-def test_a_worker_is_one_node_of_several() -> None:
-    """Node 0 is there for the entries 0, 1 and 2, node 1 for 1 and 2, node 2 for 2 alone."""
-    trace = SpotTrace(10.0, (1, 2, 3, 0))
-    by_node = {
-        0: ({(30, 40), (70, 80)}, {(20, 30), (60, 70)}, {(10, 20), (50, 60)}),
-        1: ({(20, 40), (60, 80)}, {(10, 30), (50, 70)}),
-        2: ({(10, 40), (50, 80)},),
-    }
+def test_workers_are_the_nodes_of_a_zone_and_are_lost_together() -> None:
+    """By hand: read from the entry with three machines, over and over; worker 3 is node 0 of another zone."""
+    trace = SpotTrace(10.0, (3, 1, 0, 2))
+    away = [[(a.from_s, a.until_s) for a in trace.absences(worker, 0, 80.0)] for worker in range(6)]
+    assert away[0] == [(20, 30), (60, 70)]
+    assert away[1] == [(10, 30), (50, 70)]
+    assert away[2] == [(10, 40), (50, 80)]
+    assert away[3:] == away[:3], "there is one entry with three machines"
+
+
+def test_each_zone_reads_the_trace_from_an_offset_of_its_own() -> None:
+    trace = SpotTrace(10.0, (2, 2, 1, 0, 2))
+    by_offset = {(20, 40): (30, 40), (10, 30): (20, 30), (30, 50): (40, 50)}  # node 1: node 0
     seen = set()
-    for worker in range(60):
-        away = {(absence.from_s, absence.until_s) for absence in trace.absences(worker, 0, 80.0)}
-        seen |= {node for node, periods in by_node.items() if away in periods}
-        assert any(away in periods for periods in by_node.values()), away
-    assert seen == {0, 1, 2}
+    for zone in range(20):
+        first, second = (trace.absences(2 * zone + node, 0, 50.0)[0] for node in (0, 1))
+        assert by_offset[second.from_s, second.until_s] == (first.from_s, first.until_s)
+        seen.add(second.from_s)
+    assert seen == {10, 20, 30}
 
 
 def test_an_absence_goes_on_past_the_end_of_the_schedule_and_of_the_trace() -> None:

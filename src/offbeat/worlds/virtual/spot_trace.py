@@ -6,9 +6,12 @@ An entry holds for `gap_seconds`, and counts the machines that are available the
 node, at most 4 or 16 in those of several. So says the collection's README, and its data bear it out: four of
 its traces of preemption begin with one 0, while a machine starts, and have 1 ever after, or nearly.
 
-Each worker has an offset of its own in the trace, by seed and rank, and in a trace of several nodes a node:
-node k is there while more than k machines are. It begins at an entry with its machine: a run begins when all
-workers have one. After its last entry a trace begins anew. [ours]
+In a trace of N nodes, N workers are the nodes of one zone: worker r is node r mod N, and node k is there
+while more than k machines are. The workers of a zone read the trace from one offset, so nodes that were lost
+together are lost together: in the collection's six traces of several nodes none is there for 16 to 62% of the
+time; it would be 0.0003 to 18% if nodes were independent. Each zone has an offset of its own, by seed, and so
+has each worker in a trace of one node. It begins at an entry with all nodes: a run begins when all workers
+have a machine. After its last entry a trace begins anew. [ours]
 """
 
 from __future__ import annotations
@@ -44,9 +47,10 @@ class SpotTrace(AbsenceSource):
         return self.gap_s * len(self.available)
 
     def absences(self, worker: int, seed: int, until_s: float) -> list[Absence]:
-        node = int(uniform(seed, worker, _OFFSET + 1) * max(self.available))
-        free = [index for index, machines in enumerate(self.available) if machines > node]
-        first = free[int(uniform(seed, worker, _OFFSET) * len(free))]
+        nodes = max(self.available)
+        zone, node = divmod(worker, nodes)
+        full = [index for index, machines in enumerate(self.available) if machines == nodes]
+        first = full[int(uniform(seed, zone, _OFFSET) * len(full))]
         found: list[Absence] = []
         began: int | None = None
         for number in range(math.ceil(until_s / self.gap_s) + len(self.available)):
