@@ -71,8 +71,10 @@ def reduce_scatter(slices: list[list[Tensor]], op: Op) -> None:
     targets = _not_empty(slices[0])
     if not targets:
         return
+    are_flat = all(slices[0][target].dim() == 1 for target in targets)  # then those of all workers are
     for rank, own_slices in enumerate(slices):  # all slices at once: each has the same order of ranks
-        term = torch.cat([own_slices[target].reshape(-1) for target in targets])
+        sent = [own_slices[target] for target in targets]
+        term = torch.cat(sent if are_flat else [part.reshape(-1) for part in sent])
         if op is Op.MEAN:
             term.mul_(1 / len(slices))
         total = combine(total, term, out=total) if rank else term
