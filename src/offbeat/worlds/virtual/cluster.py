@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from offbeat.core.fields import Choice, Field, FieldError, Flag, Key, ListOf, Number, Text, Whole
+from offbeat.core.fields import Choice, Field, FieldError, Flag, Key, ListOf, Text, Whole
 from offbeat.core.settings import Settings, Table, nearest
 from offbeat.core.toml import read_toml, write_toml
 from offbeat.errors import SettingError
@@ -51,7 +51,6 @@ Up = Annotated[float, RateField("rate of the uplink"), Key("up")]
 Down = Annotated[float, RateField("rate of the downlink"), Key("down")]
 Count = Annotated[int, Whole(at_least=1, at_most=MOST_WORKERS)]
 Name = Annotated[str, Text()]
-Spread = Annotated[float, Number(noun="a deviation", at_least=0, at_most=3)]
 
 
 @dataclass(frozen=True, kw_only=True)

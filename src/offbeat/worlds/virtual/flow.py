@@ -4,9 +4,7 @@ A transfer puts bytes on several links at once and moves on all of them in step;
 busiest link. The speeds of all transfers rise alike, in bytes per second, until a link is full; the transfers
 on that link keep the speed reached, and the other speeds rise further (progressive filling). So where
 transfers put all their bytes on each of their links, as rings and messages do, every full link is divided
-evenly. Where sharing is unfair, as TCP's is over short times, the speed of a message rises in proportion to a
-factor of its own, drawn by the order of its start. The deviation of its logarithm is
-√(unfairness² + (unfair_s / seconds that it takes alone)²), but at most 1. There is no clock here: an event
+evenly. There is no clock here: an event
 loop asks for `next_event`, calls `advance` with that time, and starts transfers at its current time.
 
 Transfers that start together may be a `Bundle`: those of them that arrive together are then one event. A
