@@ -44,6 +44,7 @@ class Run:
     schedule: str = "constant"  # of learning rates
     work: str = "equal"  # or "shared", as for `simulate --work`
     optimizer: str = ""  # one of `runs.OPTIMIZERS`; empty: the task's own
+    precision: str = ""  # "bfloat16": autocast, and images with channels last; empty: float32, TF32 on a GPU
 
     @property
     def key(self) -> str:
@@ -52,8 +53,9 @@ class Run:
             del fields["schedule"]
         if self.work == "equal":  # as runs were cached before work could be shared
             del fields["work"]
-        if not self.optimizer:  # as runs were cached before there was a choice
-            del fields["optimizer"]
+        for name in ("optimizer", "precision"):
+            if not fields[name]:  # as runs were cached before there was a choice
+                del fields[name]
         return json.dumps(fields, sort_keys=True)
 
     @property

@@ -26,6 +26,7 @@ class Model:
     claims: Literal["last", "best"] = "last"  # evaluation: the best where BSP overfits before its end
     network: str = ""  # as the task calls it; empty: as here
     optimizer: str = ""  # empty: the task's own
+    precision: str = ""  # as of a run
 
     @property
     def steps(self) -> int:
@@ -36,9 +37,11 @@ MODELS = {
     "lenet5": Model("mnist", 60_000, 15, 0.05),
     "resnet18": Model("cifar10", 50_000, 30, 0.1),
     # at AdamW's usual rate and torch's weight decay of 0.01: neither was searched for
-    "resnet18-adamw": Model("cifar10", 50_000, 30, 0.001, network="resnet18", optimizer="adamw"),
+    "resnet18-adamw": Model(
+        "cifar10", 50_000, 30, 0.001, network="resnet18", optimizer="adamw", precision="bfloat16"
+    ),
     "vgg11": Model("cifar10", 50_000, 30, 0.05),
-    "vgg19": Model("cifar10", 50_000, 30, 0.05),
+    "vgg19": Model("cifar10", 50_000, 30, 0.05, precision="bfloat16"),
     "transformer": Model("wikitext2", 59_675, 15, 0.001, 20, "perplexity, lower is better", "best"),
     "seq2seq": Model("multi30k", 29_000, 12, 0.001, 32, "BLEU"),
 }
@@ -63,6 +66,7 @@ CONTENDERS = {
     "OSP": Contender("osp"),
     "SSD-SGD": Contender("ssd_sgd"),
     "SSD-SGD, no warm-up": Contender("ssd_sgd", ("warmup=0",), "ours"),
+    "SSD-SGD, k 2": Contender("ssd_sgd", ("delay=2",), "ours"),
     "SSD-SGD, authors' rule": Contender(
         "ssd_sgd", ("rule=authors", "alpha=2", "warmup=500", "staggered=false"), "the paper's"
     ),
@@ -87,6 +91,9 @@ CONTENDERS = {
     # Under Adam a push is a step of its own along a noisier gradient; a mean of such steps is short.
     "BSP, rate x4": Contender("bsp", source="ours", rate=4),
     "GSSP, rate x4": Contender("gssp", source="ours", cluster="mixed-gpus", work="shared", rate=4),
+    "GSSP, updates, rate x4": Contender(
+        "gssp", ("push=update",), "ours", cluster="mixed-gpus", work="shared", rate=4
+    ),
     "SelSync, δ 0.1, rate x4": Contender("selsync", ("delta=0.1",), "ours", rate=4),
     "SelSync, δ 0.02": Contender("selsync", ("delta=0.02",), "ours"),
     "SelSync, δ 0.02, rate x4": Contender("selsync", ("delta=0.02",), "ours", rate=4),
@@ -128,4 +135,5 @@ def run_of(model: str, contender: Contender, seed: int) -> Run:
         schedule="cosine",
         work=contender.work,
         optimizer=of.optimizer,
+        precision=of.precision,
     )
