@@ -41,7 +41,8 @@ MODELS = {
         "cifar10", 50_000, 30, 0.001, network="resnet18", optimizer="adamw", precision="bfloat16"
     ),
     "vgg11": Model("cifar10", 50_000, 30, 0.05),
-    "vgg19": Model("cifar10", 50_000, 30, 0.05, precision="bfloat16"),
+    "vgg19": Model("cifar10", 50_000, 30, 0.05),
+    "vgg19-bf16": Model("cifar10", 50_000, 30, 0.05, network="vgg19", precision="bfloat16"),
     "transformer": Model("wikitext2", 59_675, 15, 0.001, 20, "perplexity, lower is better", "best"),
     "seq2seq": Model("multi30k", 29_000, 12, 0.001, 32, "BLEU"),
 }

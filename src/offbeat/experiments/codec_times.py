@@ -26,6 +26,7 @@ from offbeat.core.pending import Arrived, Pending, block_on
 from offbeat.core.port import CollectivePort, Lane, ServerPort, Signature
 from offbeat.server.apply import add_update
 from offbeat.server.messages import Push
+from offbeat.worlds.processes.cores import usable_cores
 from offbeat.worlds.virtual.computing import packet_bytes
 from offbeat.worlds.virtual.costs import CodecCost, ShardCost
 
@@ -124,7 +125,7 @@ def time_shard(model: nn.Module, world: int) -> ShardCost:
     push = Push(worker=0, clock=1, update=update)
     seconds = _median_s(lambda: add_update(weights, push))
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    crowded = (os.cpu_count() or 1) < 2 * ranks_here
+    crowded = usable_cores() < 2 * ranks_here
     return ShardCost(apply_s=seconds / (4 * numel), beside=float(crowded))
 
 

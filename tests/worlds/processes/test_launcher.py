@@ -67,7 +67,7 @@ def test_the_store_is_on_loopback_alone_and_all_ranks_have_a_new_token(
 def test_cores_are_divided_among_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "")
     monkeypatch.delenv("OMP_NUM_THREADS")  # and put back, as it was, afterwards
-    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    monkeypatch.setattr("offbeat.worlds.processes.launcher.usable_cores", lambda: 6)
     launch(2, leave_a_note, tmp_path)
     assert (tmp_path / "1").read_text() == "1 2 3"
     launch(1, leave_a_note, tmp_path)

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from offbeat.errors import LaunchError, OffbeatError
+from offbeat.worlds.processes.cores import usable_cores
 from offbeat.worlds.processes.listen_store import listen_store
 from offbeat.worlds.processes.server.auth import TOKEN
 from offbeat.worlds.processes.server.bootstrap import SERVER
@@ -53,7 +54,7 @@ def threads_for(workers: int) -> int:
     By default every worker would start a thread per core, and the workers would wait for each other.
     """
     asked = os.environ.get(THREADS, "").partition(",")[0]  # what follows is for nested loops
-    return int(asked) if asked.isdecimal() else max(1, (os.cpu_count() or 1) // workers)
+    return int(asked) if asked.isdecimal() else max(1, usable_cores() // workers)
 
 
 def start_fork_server(modules: list[str]) -> None:
