@@ -5,11 +5,12 @@
     holding  a shard sends nobody else the weights to train on, until the look is over
     owed     L, the seconds of the look: every other worker stands still for as long, so that all leave with
              the lead that they came with
-    idle     of these, the seconds for which the worker's answer was ready, or it waited for one that stood
-             still
+    busy     while a look held others already, the seconds for which one who had not stopped yet let this
+             worker wait: for these it stood still for another reason
 
 A worker learns what it owes with its next answer. Of the seconds for which it was blocked it takes back
-min(owed, idle): nobody was slower than it. For the rest of L it pauses, with its clock stopped.
+min(owed − busy, blocked): it stood still, and waited for nobody. For the rest of L it pauses, with its clock
+stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Waiting(Protocol):
     worker: int
     goes_on: bool  # whether it trains on with the answer that it waits for
     looked_s: float  # seconds of others' looks that it has been told of
-    idle_from_s: float  # seconds of all looks when it began to wait or, if later, when its answer was ready
+    asked_s: float  # seconds of all looks when it began to wait
+    busy_s: float
 
     @property
     def answered(self) -> bool: ...
@@ -68,23 +70,23 @@ class Looks:
 
     def note_wait(self, waiting: Waiting) -> None:
         """Note that a worker begins to wait for an answer."""
-        waiting.idle_from_s = self.seconds
+        waiting.asked_s, waiting.busy_s = self.seconds, 0.0
 
     def note_answer(self, waiting: Waiting) -> None:
         """Note that a worker's answer is ready."""
         if self._hold(waiting.worker):
-            waiting.idle_from_s = self.seconds
+            waiting.busy_s = self.seconds - waiting.asked_s
 
     def admit(self, waiting: Waiting) -> bool:
         """Return whether a worker's answer may be sent: it is there, and no look holds it."""
         return waiting.answered and not (waiting.goes_on and self._hold(waiting.worker))
 
     def tell(self, waiting: Waiting) -> tuple[float, float]:
-        """Return what a worker owes for looks that are over, and the idle seconds; it counts as told then."""
+        """Return what a worker owes for looks that are over, and the busy seconds; it counts as told then."""
         if self._lookers:
             return 0.0, 0.0
         owed_s, waiting.looked_s = self.seconds - waiting.looked_s, self.seconds
-        return owed_s, self.seconds - waiting.idle_from_s
+        return owed_s, waiting.busy_s
 
     def _hold(self, worker: int) -> bool:
         return any(looker != worker for looker in self._lookers.values())
@@ -104,13 +106,14 @@ class Debt:
     def settle(self, told: Iterable[tuple[float, float]], blocked_s: float) -> tuple[float, float]:
         """Pay what is owed after an operation, for whose answers the worker was blocked for so long.
 
-        `told`: owed and idle seconds, by shard. Return by how much it waited too long, and how long to pause.
+        `told`: owed and busy seconds, by shard. Return how much of that was none of training, and how long to
+        pause.
         """
-        idle_s = 0.0
-        for shard, (owed_s, shard_idle_s) in enumerate(told):
+        all_busy_s = 0.0
+        for shard, (owed_s, busy_s) in enumerate(told):
             self._told_s[shard] += owed_s
-            idle_s = max(idle_s, shard_idle_s)
+            all_busy_s = max(all_busy_s, busy_s)
         due_s = max(0.0, max(self._told_s) - self._paid_s)
         self._paid_s += due_s
-        uncounted_s = min(due_s, idle_s, blocked_s)
+        uncounted_s = max(0.0, min(due_s - all_busy_s, blocked_s))
         return uncounted_s, due_s - uncounted_s

@@ -93,7 +93,7 @@ class WorkerSession:
         self.hung_up = False  # whether the worker has closed the connection while it waited
         self.pushed = False  # whether the worker has pushed on this connection
         self.fenced = False  # whether it rejoined after others had trained on without it
-        self.goes_on, self.looked_s, self.idle_from_s = False, 0.0, 0.0  # see `Looks`
+        self.goes_on, self.looked_s, self.asked_s, self.busy_s = False, 0.0, 0.0, 0.0  # see `Looks`
         self._shard = shard
         self._config = config
         self._half = half
@@ -168,9 +168,9 @@ class WorkerSession:
         """Tell the waiting worker whom the shard waits for."""
         self.connection.send(encode_header(MessageType.WAITING, awaited, int(1000 * silent_s), joined))
 
-    def send_looked(self, owed_s: float, idle_s: float) -> None:
+    def send_looked(self, owed_s: float, busy_s: float) -> None:
         """Tell the worker what it owes for looks of others, before its answer."""
-        self.connection.send(encode_header(MessageType.LOOKED, int(1e9 * owed_s), int(1e9 * idle_s)))
+        self.connection.send(encode_header(MessageType.LOOKED, int(1e9 * owed_s), int(1e9 * busy_s)))
 
     def _serve_one(self) -> bool:
         """Serve one message; return whether it was LEAVE."""

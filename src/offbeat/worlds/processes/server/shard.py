@@ -153,7 +153,7 @@ class ShardServer:
             self._check_open(session)
             position = self.second.position
             owed = self.looks.tell(session)
-        if any(owed):
+        if owed[0]:
             session.send_looked(*owed)
         if isinstance(message, Push):
             self.second.wait(position)

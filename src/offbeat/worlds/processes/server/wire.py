@@ -45,7 +45,7 @@ class MessageType(IntEnum):
     READ = 19  # instead of JOIN: the shard answers with a PULL_REPLY, and the connection ends
     COUNT = 20  # as JOIN, instead of it: the shard answers with a JOIN_ACK, and the connection ends
     LOOK = 21  # instead of JOIN: worker, nanoseconds that it has looked. The shard answers with a JOIN_ACK
-    LOOKED = 22  # nanoseconds that the worker owes for others' looks, and was idle. An answer follows
+    LOOKED = 22  # nanoseconds that the worker owes for others' looks, and those of `busy`. An answer follows
     # Between a shard and its second, which keeps a copy of its state:
     COPY = 15  # identity of the copy, number of clocks; clocks, weights and the optimizer's state follow
     EFFECT = 16  # kind, number of clocks, number of the effect; its numbers, clocks and update follow
