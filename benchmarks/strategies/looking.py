@@ -137,7 +137,9 @@ def main(arguments: Sequence[str]) -> None:
     with Hosts(count=HOSTS, rate=RATE) as hosts:
         table.note(hosts.describe_link())
         pace_s = ring_s(NBYTES, HOSTS, min(hosts.probe()))
-        table.note(f"C = K = {1e3 * pace_s:.0f} ms; {options.rounds} rounds of {STEPS} steps of each kind, Oscars 40")
+        table.note(
+            f"C = K = {1e3 * pace_s:.0f} ms; {options.rounds} rounds of {STEPS} steps of each kind, Oscars 40"
+        )
         for name in options.only:
             worker = ["--worker", name, pace_s, "--rounds", options.rounds]
             report(table, name, run_on_hosts(hosts, "looking", *worker, timeout=600))

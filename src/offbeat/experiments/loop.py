@@ -197,8 +197,9 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
             callback.stepped(part.step, loss, worker)
         if passed := range(due, min(part.step + 1, total), every):
             due = passed[-1] + every
-            # A server holds the model, so worker 0 can evaluate alone: stopping all would hide stragglers.
-            alone = job.strategy.server_half() is not None
+            # A server holds the model, so worker 0 can evaluate alone: to meet would hide stragglers. Workers
+            # that inject data meet in each step anyway.
+            alone = job.strategy.server_half() is not None and injection is None
             if not alone or worker.rank == 0:
                 evaluate = _Evaluate(job, worker, data, history, callbacks, passed, losses, alone)
                 await worker.look(evaluate, alone, last=False)

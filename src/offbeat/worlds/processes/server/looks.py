@@ -15,6 +15,7 @@ stopped.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Protocol
@@ -40,7 +41,7 @@ class Looks:
         self._clock = clock
         self._lookers: dict[Hashable, int] = {}  # worker, by connection
         self._ended_s = 0.0  # seconds of the looks that are over
-        self._since_s = self._until_s = clock()  # of the latest
+        self._since_s, self._until_s = 0.0, -math.inf  # of the latest
 
     def begin(self, connection: Hashable, worker: int, ago_s: float) -> None:
         """Begin a worker's look, which it began `ago_s` seconds ago, before its word was here."""
