@@ -98,7 +98,7 @@ class Looks:
 
 
 class Debt:
-    """What one worker owes for the looks of others, by what the shards have told it."""
+    """Debt of one worker for the looks of others, by what the shards have told it."""
 
     def __init__(self, shards: int) -> None:
         self._told_s = [0.0] * shards  # each shard measures the same looks
