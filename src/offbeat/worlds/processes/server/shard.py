@@ -143,7 +143,7 @@ class ShardServer:
         while session.waits:
             with self.changed:
                 session.waits = not self.wait_for_reply(session)
-                if session.hung_up and not self.looks.admit(session):
+                if session.hung_up and not session.answered:
                     raise HungUp("it no longer waits")
                 session.heard_s = time.monotonic()  # the worker's silence counts from now on
                 awaited = self._awaited(session)
