@@ -90,10 +90,6 @@ class Worker(ABC):
     def seconds(self) -> float:
         """Training time so far."""
 
-    def training_seconds(self, totals: Sequence[WorkerTotals]) -> float:
-        """Return the training time of the slowest of these workers."""
-        return max(each.seconds for each in totals)
-
     @abstractmethod
     async def backward(self, batch: Batch) -> Tensor:
         """Run forward and backward of one batch and return the detached loss."""
@@ -270,7 +266,7 @@ class _Evaluate:
             self._check_all_trained(worker_totals)
         loss = torch.stack(self._losses).mean().item() if self._losses else 0.0
         # A step is done when the slowest worker has done it.
-        seconds = worker.seconds if self._alone else worker.training_seconds(worker_totals)
+        seconds = worker.seconds if self._alone else max(each.seconds for each in worker_totals)
         sent = sum(totals.bytes_sent for totals in worker_totals)
         server = sum(totals.bytes_server for totals in worker_totals)
         for step in self._steps:
