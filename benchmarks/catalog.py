@@ -105,7 +105,7 @@ _ALL = (
     Benchmark("overlap", "strategies", "How much communication do OSP and SSD-SGD hide?", "17 min", (ROOT,)),
     Benchmark("overlap_accuracy", "strategies", "Are OSP and SSD-SGD as accurate as BSP?", "10 min", (DATA,)),
     Benchmark(
-        "looking", "strategies", "Does evaluating after every step make training slower?", "4 min", (ROOT,)
+        "looking", "strategies", "Does evaluating after every step make training slower?", "8 min", (ROOT,)
     ),
     Benchmark("osp_ablation", "strategies", "What does OSP's correction gain?", "5 min", (DATA,)),
     Benchmark(

@@ -46,6 +46,28 @@ def test_computing_is_what_is_not_waiting() -> None:
     assert (entry.rank, entry.compute_s, entry.wait_s) == (3, 6, 4)
 
 
+def test_what_another_evaluates_is_neither_waiting_nor_time() -> None:
+    ledger, clock = _ledger()
+    ledger.spans = []
+    ledger.start()
+    clock.now += 10
+    ledger.waited(4, 3)
+    entry = ledger.totals()
+    assert (entry.compute_s, entry.wait_s, ledger.seconds) == (6, 1, 7)
+    spans = [(span.kind, span.end_s - span.start_s) for span in ledger.spans]
+    assert spans == [("waiting", 1), ("evaluating", 3)]
+
+
+def test_a_pause_in_a_pause_is_one_evaluation() -> None:
+    ledger, clock = _ledger()
+    ledger.spans = []
+    with ledger.paused():
+        clock.now += 1
+        with ledger.paused():
+            clock.now += 1
+    assert [span.end_s - span.start_s for span in ledger.spans] == [2]
+
+
 def test_communicating_counts_the_time_in_which_anything_is_under_way() -> None:
     ledger, clock = _ledger()
     ledger.start()

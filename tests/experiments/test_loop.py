@@ -15,6 +15,8 @@ from offbeat.experiments.loop import REPLICA_VALUE, Callback, Evaluation, seed_s
 from offbeat.experiments.summary import summarize
 from offbeat.experiments.tasks.base import Batch
 from offbeat.experiments.virtual_run import simulate
+from offbeat.experiments.virtual_worker import VirtualWorker
+from offbeat.strategies.asp import ASP
 from offbeat.strategies.bsp import BSP
 from offbeat.strategies.selsync import SelSync
 from tests.support.virtual_runs import Kept, cluster_of, play
@@ -164,3 +166,21 @@ def test_draws_depend_on_run_worker_and_step_alone() -> None:
     assert len(set(drawn)) == len(keys)
     torch.rand(7)
     assert [draw(*key) for key in reversed(keys)] == drawn[::-1], "whatever was drawn in between"
+
+
+@pytest.mark.parametrize(("inject", "alone"), [(None, True), ((0.5, 0.5), False)])
+def test_worker_0_evaluates_alone_unless_workers_meet_anyway(
+    inject: tuple[float, float] | None, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for its samples would wait for the evaluation."""
+    looked: list[tuple[int, bool]] = []
+    look = VirtualWorker.look
+
+    async def noted(worker: VirtualWorker, show: Any, alone: bool, last: bool) -> None:
+        looked.append((worker.rank, alone))
+        await look(worker, show, alone, last)
+
+    monkeypatch.setattr(VirtualWorker, "look", noted)
+    job = Job(task=Kept(), strategy=ASP(), workers=2, steps=2, evaluate_every=1, inject=inject)
+    simulate(job, cluster_of(1.0, 1.0), job.task.load(), lambda _: [])
+    assert sorted(looked[:-2]) == ([(0, True)] if alone else [(0, False), (1, False)])

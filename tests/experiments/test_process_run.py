@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import Tensor, nn
 
 from offbeat import ASP, SSP, LocalSGD, Oscars
-from offbeat.core.ledger import WorkerTotals
-from offbeat.core.pending import block_on
 from offbeat.data.batching import NumberedBatches
 from offbeat.data.work import AHEAD, Claims
 from offbeat.errors import SettingError
@@ -165,50 +161,3 @@ def test_all_ranks_begin_at_once(crew: Callable[[int], Crew], tmp_path: Path) ->
     """On a slow link the first weights reach some ranks later. That is no training, nor rank 0's wait."""
     first, _ = crew(2).run(patched, _begun, tmp_path)
     assert first == ["uncounted wait", "step 1"]
-
-
-def _evaluated(before: int, by_others: int, patch: pytest.MonkeyPatch) -> tuple[float, float]:
-    """Evaluate twice for 8 s, by rank 0 alone, after 5 s; return what it adds to its and to the run's clock.
-
-    In each evaluation the others claim so many batches.
-    """
-    clock, claimed = [100.0], [before]
-    patch.setattr(process_run.time, "monotonic", lambda: clock[0])
-    worker = ProcessWorker.__new__(ProcessWorker)
-    worker.rank, worker._evaluating_s, worker._uncounted_s = 0, 0.0, 0.0
-    worker._count_claimed = lambda: claimed[0]
-    worker._sync = SimpleNamespace(consensus=lambda alone: nullcontext(), seconds=5.0)  # type: ignore[assignment]
-    worker.metrics_store = SimpleNamespace(latest=list)  # type: ignore[assignment]
-
-    def look(_: object) -> None:
-        clock[0] += 8
-        claimed[0] += by_others
-
-    block_on(worker.look(look, alone=True, last=False))
-    block_on(worker.look(look, alone=True, last=False))
-    own, other = (WorkerTotals(rank=rank, compute_s=seconds) for rank, seconds in ((0, 5.0), (1, 5.0 + 16)))
-    assert worker.training_seconds([own]) == worker.seconds
-    return worker.seconds - 5, worker.training_seconds([own, other]) - 5
-
-
-@pytest.mark.parametrize(
-    ("before", "by_others", "adds_s"),
-    [
-        (40, 48, 12),  # four equal workers: the others do three quarters, in the second evaluation as well
-        (40, 4, 1),  # a bound on staleness holds the others up
-        (40, 640, 16),  # no more than they took
-        (
-            0,
-            0,
-            0,
-        ),  # nobody has done anything yet, or work is not shared: its own steps are not done by others
-    ],
-)
-def test_while_rank_0_evaluates_the_clock_runs_as_all_would_have_trained_what_others_did(
-    before: int, by_others: int, adds_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else whoever evaluates often gets work done in no time, where workers share it."""
-    own_s, run_s = _evaluated(before, by_others, monkeypatch)
-    assert own_s == pytest.approx(adds_s)
-    if before:
-        assert run_s == pytest.approx(adds_s), "the others' clocks counted all of it"

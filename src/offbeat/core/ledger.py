@@ -183,12 +183,20 @@ class Ledger:
         new, self._shard_sent = nbytes - self._shard_sent, nbytes
         self.sent(new)
 
-    def waited(self, seconds: float) -> None:
-        """Count seconds, up to now, in which other workers blocked this one."""
+    def waited(self, seconds: float, looked_s: float = 0.0) -> None:
+        """Count seconds, up to now, in which other workers blocked this one.
+
+        Of these, the last `looked_s` are not counted as time at all: another worker evaluated.
+        """
         if not self._pauses:
-            self.wait_s += seconds
+            self.wait_s += seconds - looked_s
+            self._before -= looked_s
+            self.communicate_s -= 0.0 if self.emulated else looked_s
             if self.spans is not None:
-                self._append_span("waiting", "", self.clock() - seconds)
+                began_s, ended_s = (self.clock() - each for each in (seconds, looked_s))
+                self.spans.append(Span("waiting", "", began_s, ended_s))
+                if looked_s:
+                    self._append_span("evaluating", "", ended_s)
 
     def operation_started(self, nbytes: int = CONTROL_BYTES) -> None:
         """Count an operation of this worker on `nbytes`, which starts now."""
@@ -279,7 +287,8 @@ class Ledger:
         finally:
             self._count_operations(0)
             self._pauses -= 1
-            self._append_span("evaluating", "", paused_at)
+            if not self._pauses:
+                self._append_span("evaluating", "", paused_at)
             self.start()
 
     def _append_span(self, kind: str, name: str, start_s: float) -> None:

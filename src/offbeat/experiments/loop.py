@@ -90,10 +90,6 @@ class Worker(ABC):
     def seconds(self) -> float:
         """Training time so far."""
 
-    def training_seconds(self, totals: Sequence[WorkerTotals]) -> float:
-        """Return the training time of the slowest of these workers."""
-        return max(each.seconds for each in totals)
-
     @abstractmethod
     async def backward(self, batch: Batch) -> Tensor:
         """Run forward and backward of one batch and return the detached loss."""
@@ -197,8 +193,9 @@ async def _train(job: Job, worker: Worker, data: Data, callbacks: Sequence[Callb
             callback.stepped(part.step, loss, worker)
         if passed := range(due, min(part.step + 1, total), every):
             due = passed[-1] + every
-            # A server holds the model, so worker 0 can evaluate alone: stopping all would hide stragglers.
-            alone = job.strategy.server_half() is not None
+            # A server holds the model, so worker 0 can evaluate alone: to meet would hide stragglers. Workers
+            # that inject data meet in each step anyway.
+            alone = job.strategy.server_half() is not None and injection is None
             if not alone or worker.rank == 0:
                 evaluate = _Evaluate(job, worker, data, history, callbacks, passed, losses, alone)
                 await worker.look(evaluate, alone, last=False)
@@ -269,7 +266,7 @@ class _Evaluate:
             self._check_all_trained(worker_totals)
         loss = torch.stack(self._losses).mean().item() if self._losses else 0.0
         # A step is done when the slowest worker has done it.
-        seconds = worker.seconds if self._alone else worker.training_seconds(worker_totals)
+        seconds = worker.seconds if self._alone else max(each.seconds for each in worker_totals)
         sent = sum(totals.bytes_sent for totals in worker_totals)
         server = sum(totals.bytes_server for totals in worker_totals)
         for step in self._steps:

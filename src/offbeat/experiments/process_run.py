@@ -6,7 +6,8 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,6 @@ class ProcessWorker(Worker):
         self.optimizers = optimizers
         self._device = next(model.parameters()).device
         self._claims: ClaimsAhead | None = None  # where work is shared
-        self._count_claimed: Callable[[], int] = int  # how many batches all have claimed
-        # Where work is shared, of evaluations by this worker alone: what counts as training, for in it the
-        # others did a part of the common work, and the rest.
-        self._evaluating_s = self._uncounted_s = 0.0
 
     @property
     def _workers(self) -> int:
@@ -62,7 +59,7 @@ class ProcessWorker(Worker):
 
     @property
     def seconds(self) -> float:
-        return self._sync.seconds + self._evaluating_s
+        return self._sync.seconds
 
     async def backward(self, batch: Batch) -> Tensor:
         for optimizer in self.optimizers:
@@ -84,27 +81,20 @@ class ProcessWorker(Worker):
 
     async def look(self, look: Callable[[list[WorkerTotals]], None], alone: bool, last: bool) -> None:
         arrived_s, lag_s = time.monotonic(), 0.0
-        claimed = self._count_claimed()
-        with self._sync.consensus(alone=alone):
+        with self._others_held() if alone else nullcontext(), self._sync.consensus(alone=alone):
             if not alone:
                 lag_s = await arrival_lag(self._sync.port, self._device, time.monotonic, arrived_s)
             look(await self.worker_totals(alone))
             if not alone:
                 await wait_for_all(self._sync.port, self._device)
             time.sleep(lag_s)  # leave as far behind the others as this worker came
-        if alone and claimed:
-            self._count_evaluation(time.monotonic() - arrived_s, claimed)
 
-    def _count_evaluation(self, took_s: float, claimed: int) -> None:
-        """Count the time in which all together would have done what the others did during an evaluation."""
-        all_s = (self._count_claimed() - claimed) * self.seconds / claimed
-        self._evaluating_s += min(took_s, all_s)
-        self._uncounted_s += max(0.0, took_s - all_s)
-
-    def training_seconds(self, totals: Sequence[WorkerTotals]) -> float:
-        return max(
-            self.seconds if each.rank == self.rank else each.seconds - self._uncounted_s for each in totals
-        )
+    @contextmanager
+    def _others_held(self) -> Iterator[None]:
+        """Stop this worker's clock and all others, with theirs: nobody may gain by an evaluation, or lose."""
+        assert self._sync.port.client is not None
+        with self._sync.port.ledger.paused(), self._sync.port.client.looking():
+            yield
 
     async def finish(self) -> None:
         self._sync.settle()
@@ -114,7 +104,6 @@ class ProcessWorker(Worker):
 
     def share(self, batches: int) -> Claims:
         store = DeadlineStore.of(self._sync.port.failures.store, self._sync.port.timeout_s).prefixed("work")
-        self._count_claimed = lambda: store.add("next", 0)
         self._claims = ClaimsAhead(lambda: store.add("next", 1) - 1, batches, AHEAD_LEFT * self._workers)
         return self._claims
 

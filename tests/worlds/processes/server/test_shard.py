@@ -344,6 +344,7 @@ def test_an_answer_tells_the_bytes_of_its_own_moment(tmp_path: Path, monkeypatch
     """Not of the later one at which the thread of its session gets the processor. Worker 0 is on its host."""
 
     class Answered:
+        worker = 0
         remote_bytes = 0
 
         def answer(self, answer: PullReply) -> int:

@@ -55,6 +55,7 @@ class Request:
     began_s: float = 0.0  # when the message was last sent
     ended_s: float = 0.0  # when the answer had arrived
     waits_for: tuple[int, int, int] | None = None  # what the shard last said of it: the numbers of WAITING
+    looked_s: tuple[float, float] = (0.0, 0.0)  # the seconds of LOOKED
 
     @property
     def has_tensors(self) -> bool:
@@ -157,9 +158,12 @@ class Pipeline:
     def _receive(self, request: Request) -> None:
         header = request.answer[:1]
         self._connection.receive(*header)
-        while header and header[0][0] == MessageType.WAITING:
-            _, worker, silent_ms, joined, _ = header[0].tolist()
-            request.waits_for = (worker, silent_ms, joined)
+        while header and header[0][0] in (MessageType.WAITING, MessageType.LOOKED):
+            kind, *numbers, _ = header[0].tolist()
+            if kind == MessageType.WAITING:
+                request.waits_for = tuple(numbers)
+            else:
+                request.looked_s = (numbers[0] / 1e9, numbers[1] / 1e9)
             self._connection.receive(*header)
         self._connection.receive(*request.answer[1:])
         request.ended_s = time.monotonic()
@@ -218,7 +222,19 @@ class ShardChannel:
 
     def read(self, into: list[Tensor], deadline: float) -> RankLost | None:
         """Read the shard's weights, past the requests in progress; return the error if they do not arrive."""
-        return self._ask(encode_header(MessageType.READ), into, deadline)[1]
+        return self._ask(lambda: encode_header(MessageType.READ), into, deadline)[1]
+
+    def look(self, began_s: float, deadline: float) -> Connection:
+        """Hold the shard's other workers for as long as the returned connection lasts."""
+
+        def word() -> Tensor:
+            ago_s = time.monotonic() - began_s
+            return encode_header(MessageType.LOOK, self._identity.worker, int(1e9 * ago_s))
+
+        kept: list[Connection] = []
+        if lost := self._ask(word, [], deadline, kept)[1]:
+            raise lost
+        return kept[0]
 
     def confirm(self, deadline: float) -> RankLost | None:
         """Warn if the shard no longer holds what it has acknowledged; return the error if it cannot say so.
@@ -227,17 +243,19 @@ class ShardChannel:
         """
         if self._pipeline is not None:
             return self._reconnect(deadline) if self._pipeline.is_broken else None
-        worker = self._identity.worker  # which has left
-        answer, failed = self._ask(
-            encode_header(MessageType.COUNT, worker, self.clock, self.pushes), [], deadline
-        )
+        question = encode_header(MessageType.COUNT, self._identity.worker, self.clock, self.pushes)
+        answer, failed = self._ask(lambda: question, [], deadline)
         self._tell_lost(answer[2])
         return failed
 
     def _ask(
-        self, question: Tensor, into: list[Tensor], deadline: float
+        self,
+        question: Callable[[], Tensor],
+        into: list[Tensor],
+        deadline: float,
+        kept: list[Connection] | None = None,
     ) -> tuple[list[int], RankLost | None]:
-        """Ask by a connection of its own; try again until the deadline. Return the header of the answer."""
+        """Ask by a connection of its own, until the deadline, and close or keep it; return the header."""
         header = torch.zeros(HEADER, dtype=torch.int64)
         while True:
             connection = None
@@ -245,8 +263,11 @@ class ShardChannel:
                 connection = self._connect(deadline)
                 authenticate(connection, self.name, self._identity.token)
                 connection.limit(max(POLL_S, deadline - time.monotonic()))
-                connection.send(question)
+                connection.send(question())
                 connection.receive(header, *into)
+                if kept is not None:
+                    kept.append(connection)
+                    connection = None
                 return header.tolist(), None
             except RankLost as lost:
                 return header.tolist(), lost

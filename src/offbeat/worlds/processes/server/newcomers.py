@@ -8,6 +8,7 @@ everything that it sends, however slowly.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from threading import Condition, Lock
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from offbeat.server.server import ParameterServer
 from offbeat.worlds.processes.server.attendance import Attendance
 from offbeat.worlds.processes.server.auth import challenge
 from offbeat.worlds.processes.server.connection import Connection
+from offbeat.worlds.processes.server.looks import Looks
+from offbeat.worlds.processes.server.session import WorkerSession
 from offbeat.worlds.processes.server.tls import Certificate
 from offbeat.worlds.processes.server.wire import (
     FIRST,
@@ -85,6 +88,8 @@ class Readable(Protocol):
     changed: Condition
     server: ParameterServer
     attendance: Attendance
+    looks: Looks
+    sessions: dict[int, WorkerSession]
 
     @property
     def has_weights(self) -> bool: ...
@@ -93,9 +98,11 @@ class Readable(Protocol):
 def answer_question(
     shard: Readable, connection: Connection, kind: MessageType, worker: int, clock: int, pushes: int
 ) -> None:
-    """Answer a worker's question, beside its session: for the weights, or whether its pushes are there."""
+    """Answer a worker beside its session: its question for weights, or for its pushes; or let it look."""
     if kind is MessageType.READ:
         _send_weights(shard, connection)
+    elif kind is MessageType.LOOK:
+        _let_look(shard, connection, worker, clock / 1e9)
     else:
         with shard.changed:
             shard.attendance.note(worker, pushes)
@@ -110,3 +117,20 @@ def _send_weights(shard: Readable, connection: Connection) -> None:
             raise ConnectionAbortedError("there are no weights to read yet")
         weights = [weight.clone() for weight in shard.server.weights]
     connection.send(encode_header(MessageType.PULL_REPLY), *weights)
+
+
+def _let_look(shard: Readable, connection: Connection, worker: int, ago_s: float) -> None:
+    """Hold the others for as long as the connection lasts."""
+    with shard.changed:
+        shard.looks.begin(connection, worker, ago_s)
+    try:
+        connection.send(encode_header(MessageType.JOIN_ACK))
+        with suppress(ConnectionError):  # which is its end
+            read_header(connection)
+    finally:
+        with shard.changed:
+            shard.looks.end(connection)
+            if session := shard.sessions.get(worker):  # it paused itself, and was not silent
+                shard.looks.forgive(session)
+                session.heard_s = time.monotonic()
+            shard.changed.notify_all()

@@ -30,7 +30,9 @@ from offbeat.server.messages import (
 from offbeat.server.packets import allocate, decode, encode
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import Connection
+from offbeat.worlds.processes.server.looks import Looks
 from offbeat.worlds.processes.server.wire import (
+    FIRST,
     NOW,
     REDUCTIONS,
     MessageType,
@@ -45,6 +47,8 @@ log = logging.getLogger("offbeat.server")
 
 class Shard(Protocol):
     """The shard, as a session sees it."""
+
+    looks: Looks
 
     def join(self, session: WorkerSession, clock: int | None, pushes: int, rejoins: bool) -> bool:
         """Add the session's worker, and answer it; return whether the shard has weights.
@@ -89,6 +93,7 @@ class WorkerSession:
         self.hung_up = False  # whether the worker has closed the connection while it waited
         self.pushed = False  # whether the worker has pushed on this connection
         self.fenced = False  # whether it rejoined after others had trained on without it
+        self.goes_on, self.looked_s, self.asked_s, self.busy_s = False, 0.0, 0.0, 0.0  # see `Looks`
         self._shard = shard
         self._config = config
         self._half = half
@@ -111,6 +116,7 @@ class WorkerSession:
     def expect(self, message: ClientMessage) -> None:
         """Prepare for the answer to this message."""
         self._answer = None
+        self.goes_on = isinstance(message, Pull | Reduce)
         self._expected = {Push: PushAck, Pull: PullReply, Reduce: ReduceReply, Save: SaveReply}[type(message)]
 
     @property
@@ -162,6 +168,10 @@ class WorkerSession:
         """Tell the waiting worker whom the shard waits for."""
         self.connection.send(encode_header(MessageType.WAITING, awaited, int(1000 * silent_s), joined))
 
+    def send_looked(self, owed_s: float, busy_s: float) -> None:
+        """Tell the worker what it owes for looks of others, before its answer."""
+        self.connection.send(encode_header(MessageType.LOOKED, int(1e9 * owed_s), int(1e9 * busy_s)))
+
     def _serve_one(self) -> bool:
         """Serve one message; return whether it was LEAVE."""
         kind, first, second, third = read_header(self.connection)
@@ -177,7 +187,7 @@ class WorkerSession:
                 self._handle_reduce(first, second, *REDUCTIONS[third])
             case MessageType.SAVE:
                 self._handle_save(first)
-            case MessageType.JOIN | MessageType.REJOIN | MessageType.READ | MessageType.COUNT:
+            case _ if kind in FIRST:
                 raise ProtocolError(f"{kind.name} after JOIN")
         return kind is MessageType.LEAVE
 
@@ -197,7 +207,7 @@ class WorkerSession:
             update=self._tensors,
             report=tuple(self._report.tolist()),
             finite=finite,
-            at_s=self.heard_s,
+            at_s=self._shard.looks.training_s(self.heard_s),
             spent_s=spent_s,
         )
         remote_bytes = self._shard.request(self, push)

@@ -36,6 +36,7 @@ from offbeat.worlds.processes.server.attendance import RETURN_S, Attendance
 from offbeat.worlds.processes.server.config import ShardConfig
 from offbeat.worlds.processes.server.connection import HUNG_UP, Connection
 from offbeat.worlds.processes.server.discovery import publish_weights, register
+from offbeat.worlds.processes.server.looks import Looks
 from offbeat.worlds.processes.server.newcomers import Newcomers, answer_question, receive_first
 from offbeat.worlds.processes.server.second import NoSecond, Second, recover
 from offbeat.worlds.processes.server.session import HungUp, WorkerSession
@@ -54,6 +55,7 @@ from offbeat.worlds.processes.server.wire import (
 from offbeat.worlds.processes.store import DeadlineStore
 
 CHECK_S = 1.0  # between checks that the workers which others wait for are still alive
+LEAST_S = 0.001  # between looks whether the aggregation is due: its time stands while a worker looks
 ACCEPT_S = 0.05  # between checks, while waiting for connections, whether the shard may end
 BACKOFF_S = 0.5  # after a connection could not be accepted: the process may have too many open
 log = logging.getLogger("offbeat.server")
@@ -89,6 +91,7 @@ class ShardServer:
         self.finished = False  # whether the last worker that left had sent LEAVE
         self.alone_since = time.monotonic()  # when the last worker left
         self.newcomers = Newcomers()
+        self.looks = Looks()
         self._refuses_connections = False
         self.changed = Condition()  # its lock guards the state
         self.certificate: Certificate | None = None  # if connections are encrypted
@@ -119,6 +122,7 @@ class ShardServer:
             self.sessions[session.worker] = session
             self.attendance.note(session.worker, pushes)
             session.fenced = fenced
+            self.looks.forgive(session)
             self.dispatch(Join(worker=session.worker, clock=clock, pushes=pushes, fenced=fenced))
             return self.has_weights
 
@@ -133,8 +137,9 @@ class ShardServer:
             self._check_open(session)
             self._check(session, message)
             session.expect(message)
+            self.looks.note_wait(session)
             self.dispatch(message)
-            session.waits = not session.answered
+            session.waits = not self.looks.admit(session)
         while session.waits:
             with self.changed:
                 session.waits = not self.wait_for_reply(session)
@@ -147,6 +152,9 @@ class ShardServer:
         with self.changed:
             self._check_open(session)
             position = self.second.position
+            owed = self.looks.tell(session)
+        if owed[0]:
+            session.send_looked(*owed)
         if isinstance(message, Push):
             self.second.wait(position)
         return session.remote_bytes
@@ -186,7 +194,8 @@ class ShardServer:
         """Hand a message to the state machine, and its answers to the sessions of their workers."""
         answers = [answer for answer in self.server.handle(message) if answer.worker in self.sessions]
         for answer in answers:
-            nbytes = self.sessions[answer.worker].answer(answer)
+            nbytes = (session := self.sessions[answer.worker]).answer(answer)
+            self.looks.note_answer(session)
             self.remote_bytes += 0 if answer.worker in self.config.local_workers else nbytes
         for answer in answers:  # whose thread may come much later, when others have been answered again
             self.sessions[answer.worker].remote_bytes = self.remote_bytes
@@ -198,25 +207,26 @@ class ShardServer:
         Meanwhile the waiting thread wakes the aggregation when it is due, and removes silent workers.
         """
         checked_s = time.monotonic()
-        while not session.answered:
-            now_s, patience_s = time.monotonic(), CHECK_S
+        while not self.looks.admit(session):
+            now_s, patience_s = self.looks.training_s(time.monotonic()), CHECK_S
             wake_at = self.server.aggregation.wake_at(self.server.state)
             if wake_at is not None and wake_at <= now_s:
                 self.dispatch(Tick(at_s=now_s))
             elif wake_at is not None:
-                patience_s = min(CHECK_S, wake_at - now_s)
+                patience_s = min(CHECK_S, max(LEAST_S, wake_at - now_s))
             if self.changed.wait_for(lambda: self._is_served(session), patience_s):
                 return True
             self.remove_silent(session.worker)
             if time.monotonic() - checked_s >= CHECK_S:
-                return session.answered
+                return self.looks.admit(session)
         return True
 
     def remove_silent(self, waiting: int) -> None:
         """Remove the workers that have sent nothing for too long, while worker `waiting` waits."""
         too_long = time.monotonic() - self.config.silence_s
         for worker, session in list(self.sessions.items()):
-            if worker != waiting and not session.waits and session.heard_s < too_long:
+            excused = worker == waiting or session.waits or self.looks.of(worker)
+            if not excused and session.heard_s < too_long:
                 log.warning("shard %d: worker %d is silent, removed", self.config.shard, worker)
                 self._remove(worker, announced=False)
                 self.attendance.lose(worker, silent=True)
@@ -267,7 +277,7 @@ class ShardServer:
                     )
 
     def _is_served(self, session: WorkerSession) -> bool:
-        return session.answered or session.hung_up or not self._is_open(session)
+        return self.looks.admit(session) or session.hung_up or not self._is_open(session)
 
     def _is_open(self, session: WorkerSession) -> bool:
         return self.sessions.get(session.worker) is session
@@ -282,7 +292,7 @@ class ShardServer:
             self.attendance.lose(worker, silent=False)
         self.finished = announced
         self.alone_since = time.monotonic()
-        self.dispatch(Leave(worker=worker, at_s=self.alone_since))
+        self.dispatch(Leave(worker=worker, at_s=self.looks.training_s(self.alone_since)))
 
     # --- connections
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from offbeat.core.ledger import Ledger
 from offbeat.core.pending import Arrived, Pending
-from offbeat.core.port import PullResult
 from offbeat.errors import OffbeatError, RankLost
 from offbeat.server.aggregation import REFUSALS
 from offbeat.server.client import Operation, ServerClient
@@ -35,6 +35,8 @@ from offbeat.server.messages import (
 from offbeat.server.sharding import split_shards
 from offbeat.worlds.processes.emulation import Shaper
 from offbeat.worlds.processes.server.channel import ClientIdentity, Request, ShardChannel
+from offbeat.worlds.processes.server.looks import Debt
+from offbeat.worlds.processes.server.pending_request import PendingRequest
 from offbeat.worlds.processes.server.staging import Staging
 from offbeat.worlds.processes.server.standby import Standby
 from offbeat.worlds.processes.server.supervisor import Supervisor
@@ -83,6 +85,7 @@ class TcpTransport:
         self._capacity = min(map(reduce_capacity, split_shards(weights, len(shards))))
         self._staging = [Staging() for _ in shards]
         self._told: set[str] = set()  # reasons for refused updates
+        self.debt = Debt(len(shards))
 
     @property
     def shards(self) -> int:
@@ -158,6 +161,15 @@ class TcpTransport:
                 raise lost
             _copy_back(received, part)
         return Arrived(None)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Hold all other workers still, while this one looks at the weights and its time does not count."""
+        began_s = time.monotonic()
+        with ExitStack() as looks:
+            for channel in self.channels:
+                looks.enter_context(closing(channel.look(began_s, began_s + self.timeout_s)))
+            yield
 
     def rejoin_if_fenced(self, deadline: float) -> RankLost | None:
         """If a shard has let this worker rejoin as a newcomer, do the same at all others."""
@@ -289,6 +301,13 @@ class ProcessServerClient(ServerClient):
         self.rejoin()
         self._reductions = 0
 
+    def looking(self) -> AbstractContextManager[None]:
+        """Hold all other workers still, while this one looks at the weights and its time does not count.
+
+        Each of them stands still for as long as this one looks, from its next pull on, and its clock as well.
+        """
+        return self.transport.looking()
+
     def confirm(self) -> None:
         """Warn if a shard no longer holds this worker's updates."""
         self.transport.confirm()
@@ -300,68 +319,6 @@ class ProcessServerClient(ServerClient):
     def close(self, patience_s: float) -> None:
         """Leave, and wait until the shard that this rank started has ended."""
         self.transport.close(patience_s)
-
-
-class PendingRequest(Pending[T]):
-    """An operation in progress on all shards."""
-
-    def __init__(
-        self,
-        transport: TcpTransport,
-        operation: Operation,
-        requests: list[tuple[ShardChannel, Request]],
-        receive: Callable[[], T],
-        *,
-        sent: int,
-        nbytes: int,
-        on_host: int = 0,
-    ) -> None:
-        self._transport = transport
-        self._operation = operation
-        self._requests = requests
-        self._receive = receive
-        # A slower link, if emulated, is busy from now on.
-        self._nbytes = nbytes
-        self._on_host = on_host  # bytes that do not leave the host
-        self._shaper = None if transport.ledger.is_paused else transport.shaper
-        self._delivered_at = self._shaper.deliver(nbytes) if self._shaper else 0.0
-        self._error: RankLost | None = None
-        self._value: T
-        self._done = False
-        transport.ledger.operation_started()
-        transport.ledger.sent(sent)
-
-    def done(self) -> bool:
-        return self._done
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-    def wait(self) -> None:
-        began, ledger = time.monotonic(), self._transport.ledger
-        for channel, request in self._requests:
-            if self._error is None:
-                self._error = channel.finish(request, began + self._transport.timeout_s)
-        if self._error is None:
-            self._error = self._transport.rejoin_if_fenced(began + self._transport.timeout_s)
-        ledger.operation_ended()
-        if self._error is None:
-            if self._shaper is not None:
-                time.sleep(max(0.0, self._delivered_at - time.monotonic()))
-                self._shaper.delivered(self._nbytes)
-            self._value = self._receive()
-            # The answers may have arrived long before; the channels' threads have recorded when.
-            began_s = min(request.began_s for _, request in self._requests)
-            ended_s = max(request.ended_s for _, request in self._requests)
-            staleness = self._value.staleness if isinstance(self._value, PullResult) else None
-            ended_s = max(ended_s, self._delivered_at)
-            ledger.record_span(
-                *self._operation, began_s, ended_s, nbytes=self._nbytes + self._on_host, staleness=staleness
-            )
-        self._done = True
-        ledger.waited(time.monotonic() - began)
 
 
 def _outgoing(message: ClientMessage) -> Tensors:

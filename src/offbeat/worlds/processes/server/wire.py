@@ -21,7 +21,7 @@ NOW = NEW = -1  # as the clock of a pull: the weights as they are; of a join: no
 NOBODY = -1  # as the awaited worker: not all workers have joined
 HEADER = 5
 # Version of this format and of the cut into shards: those of different versions do not train together.
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 @unique
@@ -44,6 +44,8 @@ class MessageType(IntEnum):
     JOIN_REFUSED = 14  # instead of JOIN_ACK: the shard has trained on without the worker, and cannot go back
     READ = 19  # instead of JOIN: the shard answers with a PULL_REPLY, and the connection ends
     COUNT = 20  # as JOIN, instead of it: the shard answers with a JOIN_ACK, and the connection ends
+    LOOK = 21  # instead of JOIN: worker, nanoseconds that it has looked. The shard answers with a JOIN_ACK
+    LOOKED = 22  # nanoseconds that the worker owes for others' looks, and those of `busy`. An answer follows
     # Between a shard and its second, which keeps a copy of its state:
     COPY = 15  # identity of the copy, number of clocks; clocks, weights and the optimizer's state follow
     EFFECT = 16  # kind, number of clocks, number of the effect; its numbers, clocks and update follow
@@ -70,6 +72,7 @@ FROM_WORKERS: Ranges = {  # the least and the greatest value of each number
     MessageType.LEAVE: (NOTHING, NOTHING, NOTHING),
     MessageType.READ: (NOTHING, NOTHING, NOTHING),
     MessageType.COUNT: ((0, MOST_WORKERS), ANY, ANY),
+    MessageType.LOOK: ((0, MOST_WORKERS), ANY, NOTHING),
 }
 MOST_CLOCKS = 1 << 16
 FROM_SHARDS: Ranges = {
@@ -81,7 +84,7 @@ FROM_SECOND: Ranges = {
     MessageType.COPY: (ANY, (0, MOST_CLOCKS), NOTHING),
     MessageType.EFFECT_ACK: (ANY, NOTHING, NOTHING),
 }
-QUESTIONS = (MessageType.READ, MessageType.COUNT)  # of a connection that ends with the answer
+QUESTIONS = (MessageType.READ, MessageType.COUNT, MessageType.LOOK)  # of a connection that asks nothing else
 FIRST = (  # of a connection
     MessageType.JOIN,
     MessageType.REJOIN,
