@@ -26,14 +26,11 @@ class Slices(Sequence[Tensor]):
     def __init__(self, sizes: tuple[int, ...], *memory: Tensor) -> None:
         self.sizes = sizes
         self.memory = memory
+        self.nbytes = _bytes_of(sizes, memory[0].element_size())  # of each slice
+        self._begins = begins_of(sizes)
         self._ends = list(accumulate(part.numel() for part in memory))
-        if self._ends[-1] != begins_of(sizes)[-1]:
-            raise ValueError(f"slices of {begins_of(sizes)[-1]} entries in memory of {self._ends[-1]}")
-
-    @property
-    def nbytes(self) -> tuple[int, ...]:
-        """The bytes of each slice."""
-        return _bytes_of(self.sizes, self.memory[0].element_size())
+        if self._ends[-1] != self._begins[-1]:
+            raise ValueError(f"slices of {self._begins[-1]} entries in memory of {self._ends[-1]}")
 
     def joined(self) -> Tensor:
         """Return all slices as one tensor: the memory itself, if it is one already."""
@@ -55,7 +52,7 @@ class Slices(Sequence[Tensor]):
     def __getitem__(self, number: int | slice) -> Tensor | list[Tensor]:
         if isinstance(number, slice):
             return [self[each] for each in range(len(self))[number]]
-        begin, size = begins_of(self.sizes)[range(len(self))[number]], self.sizes[number]
+        begin, size = self._begins[range(len(self))[number]], self.sizes[number]
         at = min(bisect_right(self._ends, begin), len(self.memory) - 1)
         begin -= self._ends[at] - self.memory[at].numel()
         return self.memory[at][begin : begin + size]
@@ -65,9 +62,9 @@ class Slices(Sequence[Tensor]):
 
 
 @lru_cache(256)
-def begins_of(sizes: tuple[int, ...]) -> list[int]:
-    """Return where each slice begins, and where the last one ends; nobody changes the result."""
-    return list(accumulate(sizes, initial=0))
+def begins_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return where each slice begins, and where the last one ends."""
+    return tuple(accumulate(sizes, initial=0))
 
 
 @lru_cache(256)

@@ -10,7 +10,7 @@ from torch import nn
 from offbeat.core.blocks import Layout
 from offbeat.core.partition import EvenSlice
 from offbeat.core.replica import Replica
-from offbeat.strategies.ssd_sgd.cuts import Cuts, Place
+from offbeat.strategies.ssd_sgd.cuts import Cuts
 from offbeat.strategies.ssd_sgd.sharded_optimizer import Partition
 
 
@@ -25,7 +25,7 @@ def test_parts_have_every_element_once(numels: list[int], world: int, parts: int
     begins = [0]
     for numel in numels:
         begins.append(begins[-1] + -(-numel // 16) * 16)
-    places = tuple(map(Place, begins, numels))
+    places = tuple(zip(begins, numels, strict=False))
     cuts = Cuts(places, begins[-1], 4, world, evenly)
     assert cuts.sizes == cuts.sizes_of(EvenSlice())
     counts = torch.zeros(sum(cuts.sizes))

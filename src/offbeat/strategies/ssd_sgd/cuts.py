@@ -19,13 +19,6 @@ from offbeat.core.partition import WHOLE, EvenSlice, equal_size, grain_of, sizes
 from offbeat.core.slices import begins_of
 
 
-class Place(NamedTuple):
-    """Where a parameter lies in the flat weights."""
-
-    begin: int
-    numel: int
-
-
 class Run(NamedTuple):
     """The elements of one parameter that lie in a slice, in the order of memory."""
 
@@ -39,10 +32,11 @@ class Cuts:
     """The slices of all workers, and their parts."""
 
     def __init__(
-        self, places: tuple[Place, ...], numel: int, element_size: int, world: int, evenly: bool
+        self, places: tuple[tuple[int, int], ...], numel: int, element_size: int, world: int, evenly: bool
     ) -> None:
+        """Cut `numel` flat weights; `places` are where each parameter begins, and its elements."""
         self._places = places
-        self._boundaries = [*(place.begin for place in places), numel]
+        self._boundaries = [*(begin for begin, _ in places), numel]
         self._element_size = element_size
         self._evenly = evenly
         if evenly:

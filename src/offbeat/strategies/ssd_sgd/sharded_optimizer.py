@@ -26,7 +26,7 @@ from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Lane, Op, Port
 from offbeat.core.replica import Replica
 from offbeat.core.slices import Slices, begins_of
-from offbeat.strategies.ssd_sgd.cuts import Place, Run, shared_cuts
+from offbeat.strategies.ssd_sgd.cuts import Run, shared_cuts
 
 
 class ParamShard(NamedTuple):
@@ -75,7 +75,7 @@ class Partition:
         self.evenly = evenly
         placed = [place for block in blocks for place in block.places()]
         self._params = [param for param, _ in placed]
-        places = tuple(Place(begin, param.numel()) for param, begin in placed)
+        places = tuple((begin, param.numel()) for param, begin in placed)
         self._cuts = shared_cuts(places, flat.numel(), flat.element_size(), world, evenly)
         self.sizes = self._cuts.sizes
         self._shards_of: dict[EvenSlice, dict[int, list[ParamShard]]] = {}
