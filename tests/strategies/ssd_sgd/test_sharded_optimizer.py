@@ -175,6 +175,24 @@ def test_a_push_is_a_copy_and_brings_strays_home() -> None:
         assert all(map(torch.equal, sums, before))
 
 
+def test_means_of_a_checkpoint_are_stepped_with_as_those_that_arrive() -> None:
+    weights = []
+    for from_checkpoint in (False, True):
+        model = Odd()
+        replica = _replica(model, OPTIMIZERS["momentum"])
+        with torch.no_grad():
+            (owned,) = _workers(replica, 1)
+            _fill(copy.deepcopy(model), model, 0)
+            means, has_missing = _push(owned)
+            if from_checkpoint:
+                arrived, means = means, [mean.clone() for mean in means]
+                torch._foreach_zero_(arrived)
+            owned.step(means, replica.optimizer.learning_rates, has_missing)
+            _together([owned])
+        weights.append([weight.clone() for weight in replica.weights])
+    assert all(map(torch.equal, *weights))
+
+
 def test_who_skips_pushes_zeros_and_nothing_moves_if_all_do() -> None:
     plain = Odd()
     replica = _replica(copy.deepcopy(plain), OPTIMIZERS["momentum"])

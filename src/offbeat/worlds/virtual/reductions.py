@@ -78,7 +78,7 @@ def reduce_scatter(slices: list[Sequence[Tensor]], op: Op) -> None:
         term = _joined(own_slices, targets)
         if op is Op.MEAN:
             term = term * (1 / len(slices))
-        total = combine(total, term, out=total) if rank else term.clone()
+        total = combine(total, term, out=total) if rank else term
     parts = total.split([slices[target][target].numel() for target in targets])
     for target, part in zip(targets, parts, strict=True):
         own = slices[target][target]
