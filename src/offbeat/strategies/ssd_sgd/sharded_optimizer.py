@@ -113,8 +113,10 @@ class Partition:
 
     def split(self, flat: Tensor, part: EvenSlice = WHOLE) -> Slices:
         """Return this part of each worker's slice of `flat`."""
-        memory = [flat] if part == WHOLE else [flat[start:stop] for start, stop in self.spans(part)]
-        return Slices(self.sizes_of(part), *memory)
+        if part == WHOLE:
+            return Slices(self.sizes_of(part), flat)
+        apart = [flat[start:stop] for start, stop in self.spans(part) if start < stop]
+        return Slices(self.sizes_of(part), *(apart or [flat[:0]]))
 
 
 class ShardedOptimizer:
