@@ -12,6 +12,7 @@ from offbeat.core.elastic_port import RosterOperation, RosterPort
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Signature
 from offbeat.core.roster import Roster
+from offbeat.core.slices import Slices
 from offbeat.errors import OffbeatError
 
 
@@ -40,6 +41,8 @@ def test_operations_that_cannot_be_redone_are_refused() -> None:
         port.all_to_all([torch.ones(2)] * 2, [torch.ones(2)] * 2)
     with pytest.raises(OffbeatError, match="differ in size"):
         port.all_gather([torch.ones(2), torch.ones(3)])
+    with pytest.raises(OffbeatError, match="of one tensor"):
+        port.all_gather(Slices((2, 2), torch.ones(4)))
     with pytest.raises(OffbeatError, match="only from worker 0"):
         port.broadcast(torch.ones(2), root=1)
     with pytest.raises(OffbeatError, match="no parameter server"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from offbeat.core.ledger import Ledger, WorkerTotals
 from offbeat.core.pending import block_on
 from offbeat.core.port import Lane, Op, Port
+from offbeat.core.slices import Slices
 from offbeat.worlds.processes.port import ProcessPort
 from offbeat.worlds.processes.rendezvous import connect_group
 from offbeat.worlds.virtual.cluster import Cluster, Workers
@@ -51,6 +52,28 @@ async def to_owners_and_back(port: Port, dtype: torch.dtype, op: Op = Op.MEAN) -
         seen.append(own.clone())
         assert await port.all_gather(shares) is shares
         seen.append(torch.cat(shares))
+    return seen
+
+
+async def through_flat_memory(port: Port, dtype: torch.dtype, op: Op = Op.MEAN) -> list[Tensor]:
+    """The same with shares in flat memory: in one tensor, in three, or in a list, as the turn comes."""
+    seen = []
+    for turn, sizes in enumerate(sizes_of(port.world)):
+        shares = list(map(torch.clone, drawn(sizes, dtype, port.rank)))
+        before, after = (
+            torch.cat([shares[0][:0], *part]) for part in (shares[: port.rank], shares[port.rank + 1 :])
+        )
+        kinds: list[Sequence[Tensor]] = [
+            Slices(tuple(sizes), torch.cat(shares)),
+            Slices(tuple(sizes), before, shares[port.rank], after),
+            shares,
+        ]
+        flat = kinds[(port.rank + turn) % 3]
+        own = await port.reduce_scatter(flat, op)
+        assert own.data_ptr() == flat[port.rank].data_ptr()
+        seen.append(own.clone())
+        assert await port.all_gather(flat) is flat
+        seen.append(torch.cat(list(flat)))
     return seen
 
 

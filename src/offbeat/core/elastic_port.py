@@ -7,7 +7,7 @@ packets can be redone in another roster. Slices that belong to workers by rank c
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from offbeat.core.elastic import ElasticLanes
 from offbeat.core.ledger import Ledger
 from offbeat.core.membership import Member
 from offbeat.core.pending import Pending
-from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature
+from offbeat.core.port import CollectivePort, Lane, Op, ServerPort, Signature, SlicesT
 from offbeat.core.roster import Roster
 from offbeat.errors import OffbeatError
 
@@ -59,11 +59,12 @@ class RosterPort(CollectivePort):
             raise OffbeatError(f"broadcast from worker {root}: only from worker 0, if the roster may change")
         return self._start(Signature("broadcast", str(root), (tensor.nbytes,)), [tensor], tensor, lane)
 
-    def all_gather(self, slices: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+    def all_gather(self, slices: SlicesT, lane: Lane = Lane.FRONT) -> Pending[SlicesT]:
         self._check_slices(slices)
-        if len({each.nbytes for each in slices}) > 1:
+        if not isinstance(slices, list) or len({each.nbytes for each in slices}) > 1:
             raise OffbeatError(
-                "slices that differ in size belong to workers, and cannot be gathered elastically"
+                "slices of one tensor, or that differ in size, belong to workers, and cannot be gathered "
+                "elastically"
             )
         sizes = tuple(each.nbytes for each in slices)
         return self._start(Signature("all_gather", "slices", sizes), slices, slices, lane)
@@ -71,12 +72,13 @@ class RosterPort(CollectivePort):
     def _server_port(self) -> ServerPort | None:
         return None  # strategies with a parameter server are not elastic
 
-    def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
+    def _start(self, signature: Signature, tensors: Sequence[Tensor], value: T, lane: Lane) -> Pending[T]:
         if signature.operation not in REDOABLE:
             raise OffbeatError(
                 f"{signature.operation} cannot be redone if a worker is lost: not under elastic"
             )
         self.operations += 1
+        assert isinstance(tensors, list)  # in which other packets take their places, if the roster changes
         operation = self._operation(signature, tensors, value, lane)
         self.lanes.start(operation, lane)
         return operation

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from offbeat.core.pending import Arrived, Pending
+from offbeat.core.slices import Slices
 from offbeat.errors import OffbeatError
 
 if TYPE_CHECKING:
     from offbeat.core.ledger import Ledger
 
 T = TypeVar("T")
+SlicesT = TypeVar("SlicesT", bound=Sequence[Tensor])
 
 
 class Op(Enum):
@@ -143,16 +145,17 @@ class Port(Reducer, Protocol):
         ...
 
     def reduce_scatter(
-        self, slices: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
+        self, slices: Sequence[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
     ) -> Pending[Tensor]:
         """Reduce `slices[k]` of all workers to worker k.
 
-        There is one slice per worker; sizes may differ, and be 0, but are the same on all workers. The value
-        is this worker's own slice, `slices[rank]`, in place; the other slices are undefined afterwards.
+        There is one slice per worker, in a list or as `Slices` of flat memory; sizes may differ, and be 0,
+        but are the same on all workers. The value is this worker's own slice, `slices[rank]`, in place; the
+        other slices are undefined afterwards.
         """
         ...
 
-    def all_gather(self, slices: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+    def all_gather(self, slices: SlicesT, lane: Lane = Lane.FRONT) -> Pending[SlicesT]:
         """Send `slices[rank]` to all workers, and fill the other slices with theirs, in place."""
         ...
 
@@ -207,7 +210,7 @@ class CollectivePort(ABC):
         return self._start(Signature("broadcast", str(root), (tensor.nbytes,)), [tensor], tensor, lane)
 
     def reduce_scatter(
-        self, slices: list[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
+        self, slices: Sequence[Tensor], op: Op = Op.MEAN, lane: Lane = Lane.FRONT
     ) -> Pending[Tensor]:
         self._check_slices(slices)
         own = slices[self.rank]
@@ -215,7 +218,7 @@ class CollectivePort(ABC):
             return Arrived(own)
         return self._start(Signature("reduce_scatter", op.value, _sizes(slices)), slices, own, lane)
 
-    def all_gather(self, slices: list[Tensor], lane: Lane = Lane.FRONT) -> Pending[list[Tensor]]:
+    def all_gather(self, slices: SlicesT, lane: Lane = Lane.FRONT) -> Pending[SlicesT]:
         self._check_slices(slices)
         if self.world == 1:
             return Arrived(slices)
@@ -241,10 +244,10 @@ class CollectivePort(ABC):
     def _server_port(self) -> ServerPort | None: ...
 
     @abstractmethod
-    def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
+    def _start(self, signature: Signature, tensors: Sequence[Tensor], value: T, lane: Lane) -> Pending[T]:
         """Start a collective operation on `tensors`, whose result is `value`."""
 
-    def _check_slices(self, slices: list[Tensor]) -> None:
+    def _check_slices(self, slices: Sequence[Tensor]) -> None:
         """Refuse slices that would leave a worker without one, and all others waiting for it."""
         if len(slices) != self.world:
             raise OffbeatError(
@@ -252,5 +255,5 @@ class CollectivePort(ABC):
             )
 
 
-def _sizes(tensors: list[Tensor]) -> tuple[int, ...]:
-    return tuple([tensor.nbytes for tensor in tensors])
+def _sizes(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tensors.nbytes if isinstance(tensors, Slices) else tuple([tensor.nbytes for tensor in tensors])

@@ -45,7 +45,7 @@ class InstantPort(CollectivePort):
     def _server_port(self) -> ServerPort | None:
         return None
 
-    def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
+    def _start(self, signature: Signature, tensors: Sequence[Tensor], value: T, lane: Lane) -> Pending[T]:
         encoded, decoded = packet_bytes(signature, self.rank)
         self.encoded += encoded
         self.decoded += decoded

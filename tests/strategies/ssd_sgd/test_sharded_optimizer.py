@@ -87,7 +87,8 @@ def test_every_element_has_one_owner(numels: list[int], world: int, evenly: bool
     replica = Replica(model, layout=Layout(256, 256))
     shares = Partition(replica.weights[0], replica.blocks, world, evenly)
     owners = {param: torch.zeros(param.numel()) for param in model}
-    for pieces, part in zip(shares.shards, shares.split(shares.zeros()), strict=True):
+    for worker, part in enumerate(shares.split(shares.zeros())):
+        pieces = shares.shards.get(worker, [])
         for piece in pieces:
             owners[piece.param][piece.start : piece.stop] += 1
             piece.of(part).add_(1)  # lies inside of the share
@@ -172,6 +173,24 @@ def test_a_push_is_a_copy_and_brings_strays_home() -> None:
         for param in model.parameters():
             param.grad.zero_()  # type: ignore[union-attr]
         assert all(map(torch.equal, sums, before))
+
+
+def test_means_of_a_checkpoint_are_stepped_with_as_those_that_arrive() -> None:
+    weights = []
+    for from_checkpoint in (False, True):
+        model = Odd()
+        replica = _replica(model, OPTIMIZERS["momentum"])
+        with torch.no_grad():
+            (owned,) = _workers(replica, 1)
+            _fill(copy.deepcopy(model), model, 0)
+            means, has_missing = _push(owned)
+            if from_checkpoint:
+                arrived, means = means, [mean.clone() for mean in means]
+                torch._foreach_zero_(arrived)
+            owned.step(means, replica.optimizer.learning_rates, has_missing)
+            _together([owned])
+        weights.append([weight.clone() for weight in replica.weights])
+    assert all(map(torch.equal, *weights))
 
 
 def test_who_skips_pushes_zeros_and_nothing_moves_if_all_do() -> None:

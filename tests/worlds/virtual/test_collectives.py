@@ -25,6 +25,7 @@ from tests.support.exchanges import (
     really,
     sizes_of,
     swapped,
+    through_flat_memory,
     to_owners_and_back,
     virtually,
 )
@@ -49,13 +50,14 @@ def by_hand(world: int, dtype: torch.dtype, op: Op, rank: int) -> list[Tensor]:
     return seen
 
 
+@pytest.mark.parametrize("play", [to_owners_and_back, through_flat_memory])
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shares_equal_the_real_ones_bit_for_bit(
-    crew: Callable[[int], Crew], world: int, dtype: torch.dtype
+    crew: Callable[[int], Crew], play: Play, world: int, dtype: torch.dtype
 ) -> None:
-    real = crew(world).run(really, to_owners_and_back, dtype)
-    virtual = virtually(to_owners_and_back, equal_workers(world), dtype)
+    real = crew(world).run(really, play, dtype)
+    virtual = virtually(play, equal_workers(world), dtype)
     for rank in range(world):
         expected = by_hand(world, dtype, Op.MEAN, rank)
         assert all(map(torch.equal, real[rank][0], expected))
@@ -78,10 +80,11 @@ def test_what_is_swapped_is_what_the_others_had_for_one(
         assert real[rank][1].bytes_sent == virtual[rank][1].bytes_sent
 
 
+@pytest.mark.parametrize("play", [to_owners_and_back, through_flat_memory])
 @pytest.mark.parametrize("op", [Op.SUM, Op.MAX])
-def test_sums_and_maxima_of_three(crew: Callable[[int], Crew], op: Op) -> None:
-    real = crew(3).run(really, to_owners_and_back, torch.float32, op)
-    virtual = virtually(to_owners_and_back, equal_workers(3), torch.float32, op)
+def test_sums_and_maxima_of_three(crew: Callable[[int], Crew], play: Play, op: Op) -> None:
+    real = crew(3).run(really, play, torch.float32, op)
+    virtual = virtually(play, equal_workers(3), torch.float32, op)
     for rank in range(3):
         expected = by_hand(3, torch.float32, op, rank)
         assert all(map(torch.equal, real[rank][0], expected))

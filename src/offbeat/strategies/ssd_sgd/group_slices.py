@@ -10,8 +10,10 @@ group slices, each as long as possible within its group, so that they are few.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -33,7 +35,11 @@ class GroupSlices:
     def __init__(self, replica: Replica, spans: Sequence[Sequence[tuple[int, int]]]) -> None:
         self._by_group: list[list[GroupSlice]] = [[] for _ in replica.optimizer.groups]
         for group, run in group_runs(replica):
-            for start, stop in spans[run.kind]:
+            of_kind = spans[run.kind]  # ascending, and of many workers with a small model mostly padding
+            for at in range(bisect_right(of_kind, run.start, key=itemgetter(1)), len(of_kind)):
+                start, stop = of_kind[at]
+                if start >= run.stop:
+                    break
                 first, last = max(start, run.start), min(stop, run.stop)
                 if first < last:
                     self._by_group[group].append(GroupSlice(run.kind, first, last))

@@ -28,6 +28,7 @@ from offbeat.core.partition import ALIGNMENT_BYTES, WHOLE, EvenSlice, grain_of
 from offbeat.core.pending import Pending
 from offbeat.core.port import Lane, Port
 from offbeat.core.replica import Replica
+from offbeat.core.slices import Slices, begins_of
 from offbeat.server.optimizer_spec import spec_of
 from offbeat.strategies.ssd_sgd.sharded_optimizer import ParamShard, ShardedOptimizer
 from offbeat.strategies.ssd_sgd.state_form import StateForm, as_laid_out, form_of
@@ -84,12 +85,11 @@ class _Layout:
     """The layout of one part in memory: views for sending and receiving."""
 
     def __init__(self) -> None:
-        self.weights: list[list[Tensor]] = []  # by kind, by worker
         self.numbers: list[Tensor] = []  # by kind: all numbers of this worker's own parcel
         self.own: list[list[Piece]] = []  # by kind
         self.others: list[Piece] = []
         self.kept_sources: list[Tensor] = []
-        self.gathered: list[list[Tensor]] = []  # of all those, what has any entries
+        self.gathered: list[Slices] = []  # by kind, what has any entries: all weights, then all states
 
 
 class ShardedParcels(Parcels):
@@ -116,10 +116,11 @@ class ShardedParcels(Parcels):
         for layout in self._layouts.values():
             self._pack(layout)
 
-    def _state_bytes(self, kind: int, part: EvenSlice) -> list[int]:
+    def _state_bytes(self, kind: int, part: EvenSlice) -> tuple[int, ...]:
         """Return the bytes of each worker's parcel of state."""
-        partition, parcels = self._owner.partitions[kind], []
-        for shards in partition.shards_of(part):
+        partition = self._owner.partitions[kind]
+        nbytes_of = [0] * len(partition.sizes)
+        for worker, shards in partition.shards_of(part).items():
             numbers, nbytes = 0, 0
             for shard in shards:
                 form = self.forms[shard.param]
@@ -127,63 +128,48 @@ class ShardedParcels(Parcels):
                     count = shard.stop - shard.start if each.cut else each.shape.numel()
                     nbytes += _aligned(count * each.dtype.itemsize)
                 numbers += _numbers_of(form)
-            parcels.append(nbytes + _aligned(numbers * _NUMBER.itemsize))
+            nbytes_of[worker] = nbytes + _aligned(numbers * _NUMBER.itemsize)
         if partition.evenly:  # equal slices are gathered fastest, and all workers send equally much
-            parcels = [max(parcels)] * len(parcels)
-        return parcels
+            nbytes_of = [max(nbytes_of)] * len(nbytes_of)
+        return tuple(nbytes_of)
 
     def _received(self, kind: int, part: EvenSlice) -> tuple[int, int]:
         """Return how many bytes others send of a part, and how many gradients of theirs are kept."""
-        partition, nbytes, kept = self._owner.partitions[kind], 0, 0
+        partition, rank = self._owner.partitions[kind], self._owner.rank
         itemsize = partition.like.element_size()
-        shards_of = partition.shards_of(part)
-        sent = zip(partition.spans(part), self._state_bytes(kind, part), shards_of, strict=True)
-        for worker, ((start, stop), state, shards) in enumerate(sent):
-            if worker != self._owner.rank:
-                nbytes += (stop - start) * itemsize + state
-                kept += sum(_aligned(shard.stop - shard.start, grain_of(itemsize)) for shard in shards)
-        return nbytes, kept
+        nbytes = _aligned(_of_others(partition.sizes_of(part), rank) * itemsize)
+        nbytes += _of_others(self._state_bytes(kind, part), rank)
+        shards = [s for worker, each in partition.shards_of(part).items() if worker != rank for s in each]
+        return nbytes, sum(_aligned(shard.stop - shard.start, grain_of(itemsize)) for shard in shards)
 
     def _lay_out(self, state: ParcelState, part: EvenSlice, grads: dict[nn.Parameter, Tensor]) -> _Layout:
         layout, rank = _Layout(), self._owner.rank
-        states: list[list[Tensor]] = []
+        states: list[Slices] = []
         for kind, partition in enumerate(self._owner.partitions):
-            dtype, spans = partition.like.dtype, partition.spans(part)
-            begin = partition.spans(WHOLE)[rank][0]
-            weights, parcels, received, kept = [], [], state.parcels[kind], state.kept[kind]
-            no_parcel = received[:0]
-            no_weights = no_parcel.view(dtype)
-            nbytes_of = self._state_bytes(kind, part)
-            for worker, ((start, stop), nbytes) in enumerate(zip(spans, nbytes_of, strict=True)):
-                if worker == rank:
-                    weights.append(self._owner.own[kind][start - begin : stop - begin])
-                    parcels.append(partition.like.new_zeros(nbytes, dtype=torch.uint8))
-                elif start == stop and not nbytes:  # as most are, of many workers with a small model
-                    weights.append(no_weights)
-                    parcels.append(no_parcel)
-                else:
-                    length = (stop - start) * dtype.itemsize
-                    weights.append(received[:length].view(dtype))
-                    parcels.append(received[length : length + nbytes])
-                    received = received[length + nbytes :]
-            layout.weights.append(weights)
-            layout.gathered += [weights] if any(start < stop for start, stop in spans) else []
+            dtype, received, kept = partition.like.dtype, state.parcels[kind], state.kept[kind]
+            sizes, nbytes_of = partition.sizes_of(part), self._state_bytes(kind, part)
+            begin, (start, stop) = partition.spans(WHOLE)[rank][0], partition.spans(part)[rank]
+            own = self._owner.own[kind][start - begin : stop - begin]
+            own_state = partition.like.new_zeros(nbytes_of[rank], dtype=torch.uint8)
+            length = _of_others(sizes, rank) * dtype.itemsize
+            weights = _around(own, received[:length].view(dtype), sizes, rank)
+            parcels = _around(own_state, received[_aligned(length) :], nbytes_of, rank)
+            layout.gathered += [weights] if any(sizes) else []
             states += [parcels] if any(nbytes_of) else []
-            layout.own.append([])
-            for worker, shards in enumerate(partition.shards_of(part)):
-                if worker != rank and not shards:
-                    continue
-                pieces, numbers = self._pieces(shards, weights[worker], parcels[worker])
+            shards_of = partition.shards_of(part)
+            pieces, numbers = self._pieces(shards_of.get(rank, []), own, own_state)
+            layout.own.append(pieces)
+            layout.numbers.append(numbers)
+            for worker, shards in shards_of.items():
                 if worker == rank:
-                    layout.own[-1] = pieces
-                    layout.numbers.append(numbers)
                     continue
+                pieces, _ = self._pieces(shards, weights[worker], parcels[worker])
                 for piece in pieces:
                     numel = piece.weight.numel()
                     grad, kept = kept[:numel], kept[_aligned(numel, grain_of(dtype.itemsize)) :]
                     layout.others.append(piece._replace(grad=_shaped(grad, piece.shard)))
                     layout.kept_sources.append(piece.shard.cut(grads[piece.shard.param]))
-        layout.gathered += states  # after all weights
+        layout.gathered += states
         return layout
 
     def _pieces(
@@ -249,7 +235,7 @@ class ShardedParcels(Parcels):
 
     def own(self, part: EvenSlice) -> Iterator[tuple[ParamShard, Tensor, dict[str, Any], int]]:
         for partition in self._owner.partitions:
-            for shard in partition.shards_of(part)[self._owner.rank]:
+            for shard in partition.shards_of(part).get(self._owner.rank, ()):
                 yield shard, *self._owner.owned(shard), shard.start
 
 
@@ -299,6 +285,16 @@ class ServerParcels(Parcels):
 
     def own(self, part: EvenSlice) -> Iterator[tuple[ParamShard, Tensor, dict[str, Any], int]]:
         return iter(())
+
+
+def _of_others(sizes: tuple[int, ...], rank: int) -> int:
+    return sum(sizes) - sizes[rank]
+
+
+def _around(own: Tensor, others: Tensor, sizes: tuple[int, ...], rank: int) -> Slices:
+    """Return the slices of all workers: this one's in memory of its own, those of others in theirs."""
+    before = begins_of(sizes)[rank]
+    return Slices(sizes, others[:before], own, others[before : _of_others(sizes, rank)])
 
 
 def _aligned(count: int, grain: int = ALIGNMENT_BYTES) -> int:

@@ -9,18 +9,11 @@ Parts are stepped apart, so that the state of each may lie together in memory (s
 
 Where workers may be lost (`port.elastic`) every worker owns everything, a slice of one: a push is then an
 all-reduce, and there is nothing to pull.
-
-    flat weights     │ parameter a │ parameter b          │ c │ parameter d │   as the replica lays them out
-    equal slices     │ slice 0           │ slice 1           │ slice 2 ····│   of one size, the last padded
-    whole parameters │ slice 0     │ slice 1              │ slice 2         │
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from functools import lru_cache
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -28,10 +21,12 @@ from torch import Tensor, nn
 
 from offbeat.core.blocks import Block
 from offbeat.core.optimizer import LearningRates, OptimizerState
-from offbeat.core.partition import WHOLE, EvenSlice, equal_size, grain_of, sizes_at_boundaries
+from offbeat.core.partition import WHOLE, EvenSlice
 from offbeat.core.pending import Arrived, Pending
 from offbeat.core.port import Lane, Op, Port
 from offbeat.core.replica import Replica
+from offbeat.core.slices import Slices, begins_of
+from offbeat.strategies.ssd_sgd.cuts import Run, shared_cuts
 
 
 class ParamShard(NamedTuple):
@@ -78,17 +73,19 @@ class Partition:
     def __init__(self, flat: Tensor, blocks: list[Block], world: int, evenly: bool, parts: int = 1) -> None:
         self.like = flat
         self.evenly = evenly
-        self._places = [place for block in blocks for place in block.places()]
-        self._boundaries = [place for _, place in self._places] + [flat.numel()]
-        if evenly:
-            self.sizes = [equal_size(flat.numel(), world, grain_of(flat.element_size()))] * world
-        else:
-            self.sizes = sizes_at_boundaries(self._boundaries, world)
-        self._spans: dict[EvenSlice, list[tuple[int, int]]] = {}
-        self._shards_of: dict[EvenSlice, list[list[ParamShard]]] = {}
-        self.shards = self._shards(parts)
-        self.params = [list(dict.fromkeys(shard.param for shard in shards)) for shards in self.shards]
-        self.marks = max(map(len, self.params))  # per slice, the same in all
+        placed = [place for block in blocks for place in block.places()]
+        self._params = [param for param, _ in placed]
+        places = tuple((begin, param.numel()) for param, begin in placed)
+        self._cuts = shared_cuts(places, flat.numel(), flat.element_size(), world, evenly)
+        self.sizes = self._cuts.sizes
+        self._shards_of: dict[EvenSlice, dict[int, list[ParamShard]]] = {}
+        # By worker; those who own no parameter's elements are left out, here and in `shards_of`.
+        self.shards = self._shards(self._cuts.runs(parts))
+        self.params = {
+            worker: list(dict.fromkeys(shard.param for shard in shards))
+            for worker, shards in self.shards.items()
+        }
+        self.marks = max(map(len, self.params.values()), default=0)  # per slice, the same in all
 
     def zeros(self) -> Tensor:
         """Allocate a flat tensor to `split`: it begins with the flat weights, and padding may follow."""
@@ -96,62 +93,30 @@ class Partition:
 
     def spans(self, part: EvenSlice) -> list[tuple[int, int]]:
         """Return where this part of each worker's slice begins and ends."""
-        if part not in self._spans:
-            if self.evenly:
-                found = even_spans(self.sizes[0], len(self.sizes), part, self.like.element_size())
-            else:
-                begins = accumulate(self.sizes, initial=0)
-                found = [
-                    self._span(begin, size, part) for begin, size in zip(begins, self.sizes, strict=False)
-                ]
-            self._spans[part] = found
-        return self._spans[part]
+        return self._cuts.spans(part)
 
-    def _span(self, begin: int, size: int, part: EvenSlice) -> tuple[int, int]:
-        inside = [place - begin for place in self._boundaries if begin <= place <= begin + size]
-        cuts = [0, *accumulate(sizes_at_boundaries(inside or [0], part.parts))]
-        return begin + cuts[part.number], begin + cuts[part.number + 1]
+    def sizes_of(self, part: EvenSlice) -> tuple[int, ...]:
+        """Return the size of this part of each worker's slice."""
+        return self._cuts.sizes_of(part)
 
-    def shards_of(self, part: EvenSlice) -> list[list[ParamShard]]:
+    def shards_of(self, part: EvenSlice) -> dict[int, list[ParamShard]]:
         """Return the ParamShards in this part of each worker's slice, with offsets in the part."""
         if part not in self._shards_of:
-            end = self._boundaries[-1]  # slices beyond it are padding
-            self._shards_of[part] = [
-                list(_param_shards(self._places, start, stop)) if start < end else []
-                for start, stop in self.spans(part)
-            ]
+            self._shards_of[part] = self._shards(self._cuts.runs_of(part))
         return self._shards_of[part]
 
-    def _shards(self, parts: int) -> list[list[ParamShard]]:
-        """Return the ParamShards of each worker's slice, cut where parts end, with offsets in the slice."""
-        found: list[list[ParamShard]] = [[] for _ in self.sizes]
-        begins = [begin for begin, _ in self.spans(WHOLE)]
-        for part in [EvenSlice(number, parts) for number in range(parts)]:
-            cuts = zip(begins, self.spans(part), self.shards_of(part), strict=True)
-            for worker, (begin, (start, _), shards) in enumerate(cuts):
-                found[worker] += [shard._replace(offset=shard.offset + start - begin) for shard in shards]
-        return found
+    def _shards(self, runs_of: dict[int, list[Run]]) -> dict[int, list[ParamShard]]:
+        return {
+            worker: [ParamShard(self._params[number], *elements) for number, *elements in runs]
+            for worker, runs in runs_of.items()
+        }
 
-    def split(self, flat: Tensor, part: EvenSlice = WHOLE) -> list[Tensor]:
+    def split(self, flat: Tensor, part: EvenSlice = WHOLE) -> Slices:
         """Return this part of each worker's slice of `flat`."""
-        return [flat[start:stop] for start, stop in self.spans(part)]
-
-
-@lru_cache(64)
-def even_spans(size: int, world: int, part: EvenSlice, element_size: int) -> list[tuple[int, int]]:
-    """Return where a part of each worker's slice begins and ends, if all slices have one size.
-
-    Virtual workers, of which there may be thousands, share the result: nobody changes it.
-    """
-    start, stop = part.bounds(size, element_size)
-    return [(number * size + start, number * size + stop) for number in range(world)]
-
-
-def _param_shards(places: list[tuple[nn.Parameter, int]], start: int, stop: int) -> Iterator[ParamShard]:
-    for param, place in places:
-        first, last = max(place, start), min(place + param.numel(), stop)
-        if first < last:
-            yield ParamShard(param, first - place, last - place, first - start)
+        if part == WHOLE:
+            return Slices(self.sizes_of(part), flat)
+        apart = [flat[start:stop] for start, stop in self.spans(part) if start < stop]
+        return Slices(self.sizes_of(part), *(apart or [flat[:0]]))
 
 
 class ShardedOptimizer:
@@ -166,9 +131,10 @@ class ShardedOptimizer:
         evenly = replica.optimizer.elementwise
         kinds = zip(replica.weights, replica.flat_groups().values(), strict=True)
         self.partitions = [Partition(flat, blocks, world, evenly, parts) for flat, blocks in kinds]
-        self.shards = [shard for partition in self.partitions for shard in partition.shards[self.rank]]
+        self.shards = [shard for each in self.partitions for shard in each.shards.get(self.rank, ())]
         # By worker: its slice of the gradients, then a mark per parameter, 1 if any worker has its gradient.
-        self._send_buffers = [[p.like.new_zeros(n + p.marks) for n in p.sizes] for p in self.partitions]
+        self._send_buffers = [_with_marks(partition) for partition in self.partitions]
+        self._own_grads = [buffers[self.rank] for buffers in self._send_buffers]
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._marks: dict[nn.Parameter, list[Tensor]] = {}  # of this worker, by parameter
@@ -182,10 +148,11 @@ class ShardedOptimizer:
         self._state: OptimizerState = defaultdict(dict)
         self._owned: dict[nn.Parameter, dict[int, Tensor]] = {}  # of each, what is stepped here, by its start
 
-    def _plan_copies(self, partition: Partition, blocks: list[Block], buffers: list[Tensor]) -> None:
+    def _plan_copies(self, partition: Partition, blocks: list[Block], buffers: Slices) -> None:
         """Find the copies that fill the send buffers: from views of the gradients to views of the buffers."""
-        start = 0
-        for size, params, buffer in zip(partition.sizes, partition.params, buffers, strict=True):
+        begins = begins_of(partition.sizes)
+        for worker, params in partition.params.items():
+            start, size, buffer = begins[worker], partition.sizes[worker], buffers[worker]
             for block in blocks:
                 begin = int(block.weight.storage_offset())
                 first, last = max(begin, start), min(begin + block.numel, start + size)
@@ -197,7 +164,6 @@ class ShardedOptimizer:
             self._targets.append(buffer[size:])
             for param, mark in zip(params, marks, strict=False):
                 self._marks.setdefault(param, []).append(mark)
-            start += size
 
     # --- this worker's slices
 
@@ -217,11 +183,11 @@ class ShardedOptimizer:
         self.own = own
         self._owned = {}
         remaining = iter(states)
-        for partition, flat, buffers in zip(self.partitions, own, self._send_buffers, strict=True):
-            for shard in partition.shards[self.rank]:
+        for partition, flat, grads in zip(self.partitions, own, self._own_grads, strict=True):
+            for shard in partition.shards.get(self.rank, ()):
                 tensor = shard.of(flat)
                 self._owned.setdefault(shard.param, {})[shard.start] = tensor
-                tensor.grad = shard.of(buffers[self.rank])
+                tensor.grad = shard.of(grads)
                 self._state[tensor] = next(remaining)
         self._by_group = [
             [tensor for param in group["params"] for tensor in self._owned.get(param, {}).values()]
@@ -234,8 +200,9 @@ class ShardedOptimizer:
         A parameter for which no worker has a gradient is not stepped. Only the marks show which, and reading
         them stalls a GPU: they are read only if `has_missing`, that is if this worker lacked a gradient.
         """
-        for mean, buffers in zip(means, self._send_buffers, strict=True):
-            buffers[self.rank].copy_(mean)  # the same memory, unless the mean comes from a checkpoint
+        for mean, own in zip(means, self._own_grads, strict=True):
+            if mean.data_ptr() != own.data_ptr():  # only where the mean comes from a checkpoint
+                own.copy_(mean)
         idle = self._idle() if has_missing else []
         grads = [tensor.grad for tensor in idle]
         for tensor in idle:
@@ -247,9 +214,9 @@ class ShardedOptimizer:
     def _idle(self) -> list[Tensor]:
         """Return the tensors for which no worker has a gradient."""
         idle: list[Tensor] = []
-        for partition, buffers in zip(self.partitions, self._send_buffers, strict=True):
-            marks = buffers[self.rank][partition.sizes[self.rank] :].tolist()
-            for param, mark in zip(partition.params[self.rank], marks, strict=False):
+        for partition, grads in zip(self.partitions, self._own_grads, strict=True):
+            marks = grads[partition.sizes[self.rank] :].tolist()
+            for param, mark in zip(partition.params.get(self.rank, ()), marks, strict=False):
                 idle += [] if mark else self._owned[param].values()
         return idle
 
@@ -276,7 +243,7 @@ class ShardedOptimizer:
             for mark in marks:
                 mark.fill_(1)
         if self.elastic:
-            return [port.all_reduce(buffer, Op.MEAN, Lane.BACK) for (buffer,) in self._send_buffers], missing
+            return [port.all_reduce(grads, Op.MEAN, Lane.BACK) for grads in self._own_grads], missing
         return [port.reduce_scatter(each, Op.MEAN, Lane.BACK) for each in self._send_buffers], missing
 
     def _collect_gradients(self) -> list[nn.Parameter]:
@@ -292,15 +259,15 @@ class ShardedOptimizer:
 
     def pull(
         self, port: Port, into: list[Tensor], lane: Lane = Lane.BACK, part: EvenSlice = WHOLE
-    ) -> list[Pending[list[Tensor]]]:
+    ) -> list[Pending[Slices]]:
         """Gather this part of all workers' slices, as they are now."""
-        pulls: list[Pending[list[Tensor]]] = []
+        pulls: list[Pending[Slices]] = []
         for partition, own, flat in zip(self.partitions, self.own, into, strict=True):
             slices = partition.split(flat, part)
             start, stop = partition.spans(part)[self.rank]
             begin = partition.spans(WHOLE)[self.rank][0]
             slices[self.rank].copy_(own[start - begin : stop - begin])
-            alone = self.elastic or not any(each.numel() for each in slices)
+            alone = self.elastic or not any(slices.sizes)
             pulls.append(Arrived(slices) if alone else port.all_gather(slices, lane))
         return pulls
 
@@ -315,3 +282,8 @@ class ShardedOptimizer:
             start, stop = partition.spans(WHOLE)[self.rank]
             target = weight[start:stop]  # the last slice may reach beyond the weights
             target.copy_(own[: target.numel()])
+
+
+def _with_marks(partition: Partition) -> Slices:
+    sizes = tuple(size + partition.marks for size in partition.sizes)
+    return Slices(sizes, partition.like.new_zeros(sum(sizes)))

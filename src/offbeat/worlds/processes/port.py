@@ -8,6 +8,7 @@ that is missing, or by the timeout.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -75,7 +76,7 @@ class ProcessPort(CollectivePort):
     def _server_port(self) -> ServerPort | None:
         return self.client
 
-    def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
+    def _start(self, signature: Signature, tensors: Sequence[Tensor], value: T, lane: Lane) -> Pending[T]:
         start = {
             "all_reduce": self._all_reduce,
             "broadcast": self._broadcast,
@@ -83,7 +84,7 @@ class ProcessPort(CollectivePort):
             "all_gather": self._all_gather,
             "all_to_all": self._all_to_all,
         }[signature.operation]
-        work, nbytes, left_host = start(signature, tensors, lane)
+        work, nbytes, left_host = start(signature, list(tensors), lane)
         self.operations += 1
         self.ledger.sent(nbytes, left_host)
         return CollectiveOperation(self, signature, lane, work, value, nbytes)

@@ -132,7 +132,7 @@ class CohortPort(VirtualPort):
     A vector stands for equal values of all workers. Only their maximum is sure to be the same value.
     """
 
-    def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
+    def _start(self, signature: Signature, tensors: Sequence[Tensor], value: T, lane: Lane) -> Pending[T]:
         operation, detail, _ = signature
         tensor = tensors[0]
         if operation not in ("all_reduce", "broadcast") or (tensor.dim() == 1 and detail != Op.MAX.value):

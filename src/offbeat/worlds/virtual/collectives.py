@@ -41,6 +41,7 @@ class Collective:
 
     number: int
     signature: Signature
+    nbytes: int  # of a worker's tensors together
     free: bool  # whether it belongs to an evaluation: it then takes no time, and its bytes do not count
     ready_s: float = 0.0  # when the last worker has encoded its part
     participants: dict[int, Participant] = field(default_factory=dict)  # by rank
@@ -67,7 +68,7 @@ class Result(Event[T]):
 class Participant(NamedTuple):
     """One worker's tensors in an operation, its time of arrival, and the event that it awaits."""
 
-    tensors: list[Tensor]  # one tensor, or one slice per worker, or two per worker
+    tensors: Sequence[Tensor]  # one tensor, or one slice per worker, or two per worker
     value: Any  # the tensors that hold the result
     arrived_s: float
     result: Event[Any]
@@ -105,7 +106,7 @@ class CollectiveQueue:
         self._left: set[int] = set()  # workers that left for good, where a server lets the others continue
 
     def join(
-        self, rank: int, signature: Signature, tensors: list[Tensor], value: T, delay_s: float = 0.0
+        self, rank: int, signature: Signature, tensors: Sequence[Tensor], value: T, delay_s: float = 0.0
     ) -> Event[T]:
         """Add worker `rank` to its next operation on this lane; return the event of the result.
 
@@ -116,7 +117,7 @@ class CollectiveQueue:
         free = self.ledgers[rank].is_paused
         operation = self._open.get(number)
         if operation is None:
-            operation = self._open[number] = Collective(number, signature, free)
+            operation = self._open[number] = Collective(number, signature, sum(signature.nbytes), free)
         if operation.signature != signature:
             other = next(iter(operation.participants))
             raise MismatchError(
@@ -127,7 +128,7 @@ class CollectiveQueue:
         operation.participants[rank] = Participant(tensors, value, self.scheduler.now, result)
         operation.ready_s = max(operation.ready_s, self.scheduler.now + delay_s)
         if not free:
-            self.ledgers[rank].operation_started(sum(signature[2]))
+            self.ledgers[rank].operation_started(operation.nbytes)
         if len(operation.participants) == len(self._parties) - len(self._left):
             self._complete(operation)
         return result
@@ -218,13 +219,12 @@ class CollectiveQueue:
         participant, ledger = operation.participants[rank], self.ledgers[rank]
         if not operation.free:
             ledger.operation_ended()
-            name, _, nbytes = operation.signature
             ledger.record_span(
                 self.lane,
                 str(operation.number),
                 participant.arrived_s,
-                operation=name,
-                nbytes=sum(nbytes),
+                operation=operation.signature.operation,
+                nbytes=operation.nbytes,
             )
         participant.result.succeed(participant.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -40,7 +41,7 @@ class VirtualPort(CollectivePort):
     def _server_port(self) -> ServerPort | None:
         return self._client
 
-    def _start(self, signature: Signature, tensors: list[Tensor], value: T, lane: Lane) -> Pending[T]:
+    def _start(self, signature: Signature, tensors: Sequence[Tensor], value: T, lane: Lane) -> Pending[T]:
         queue = self._collectives[lane]
         if self._core is None or self.ledger.is_paused:
             return queue.join(self.rank, signature, tensors, value)

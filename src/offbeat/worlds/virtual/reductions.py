@@ -8,10 +8,13 @@ exchanges of slices between ranks (reduce-scatter) always add in the order of ra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from offbeat.core.port import Op
+from offbeat.core.slices import Slices
 
 EXACT_UP_TO = 32
 MAX_SEGMENT_BYTES = 1 << 20  # gloo splits chunks into segments, which rounds the chunks' sizes
@@ -64,42 +67,54 @@ def all_reduce_rows(stacks: list[Tensor], op: Op) -> None:
         stack.copy_(total)
 
 
-def reduce_scatter(slices: list[list[Tensor]], op: Op) -> None:
+def reduce_scatter(slices: list[Sequence[Tensor]], op: Op) -> None:
     """Reduce `slices[w][r]` over all workers w into `slices[r][r]`, adding in the order of ranks."""
     combine = torch.maximum if op is Op.MAX else torch.add
-    total = torch.empty(0)
     targets = _not_empty(slices[0])
     if not targets:
         return
-    are_flat = all(slices[0][target].dim() == 1 for target in targets)  # then those of all workers are
+    total = torch.empty(0)
     for rank, own_slices in enumerate(slices):  # all slices at once: each has the same order of ranks
-        sent = [own_slices[target] for target in targets]
-        term = torch.cat(sent if are_flat else [part.reshape(-1) for part in sent])
+        term = _joined(own_slices, targets)
         if op is Op.MEAN:
-            term.mul_(1 / len(slices))
+            term = term * (1 / len(slices))
         total = combine(total, term, out=total) if rank else term
-    parts = total.split([slices[0][target].numel() for target in targets])
+    parts = total.split([slices[target][target].numel() for target in targets])
     for target, part in zip(targets, parts, strict=True):
         own = slices[target][target]
         own.copy_(part.view_as(own))
 
 
-def all_gather(slices: list[list[Tensor]]) -> None:
+def all_gather(slices: list[Sequence[Tensor]]) -> None:
     """Copy worker r's own slice `slices[r][r]` into `slices[w][r]` of every worker w."""
     owners = _not_empty(slices[0])
     if not owners:
         return
     owned = [slices[owner][owner] for owner in owners]
+    in_flat_memory = [each for each in slices if isinstance(each, Slices)]
+    if in_flat_memory:
+        joined = torch.cat([part.reshape(-1) for part in owned])
+        for each in in_flat_memory:
+            each.fill(joined)
     for own_slices in slices:
-        torch._foreach_copy_([own_slices[owner] for owner in owners], owned)
+        if not isinstance(own_slices, Slices):
+            torch._foreach_copy_([own_slices[owner] for owner in owners], owned)
 
 
-def _not_empty(slices: list[Tensor]) -> list[int]:
+def _not_empty(slices: Sequence[Tensor]) -> list[int]:
     """Return which slices have entries, the same of every worker: few, of a small model with many workers."""
-    return [number for number, part in enumerate(slices) if part.numel()]
+    sizes = slices.sizes if isinstance(slices, Slices) else [part.numel() for part in slices]
+    return [number for number, size in enumerate(sizes) if size]
 
 
-def all_to_all(tensors: list[list[Tensor]]) -> None:
+def _joined(slices: Sequence[Tensor], numbers: list[int]) -> Tensor:
+    """Return these slices, which are all that have entries, as one tensor: it may be the worker's own."""
+    if isinstance(slices, Slices):
+        return slices.joined()
+    return torch.cat([slices[number].reshape(-1) for number in numbers])
+
+
+def all_to_all(tensors: list[Sequence[Tensor]]) -> None:
     """Copy outgoing tensors to their targets; each worker lists its outgoing tensors, then its incoming."""
     world = len(tensors)
     for rank, own_tensors in enumerate(tensors):

@@ -41,7 +41,7 @@ class RosterQueue(CollectiveQueue):
         self._computed = 0  # the last operation whose result was
 
     def join(
-        self, rank: int, signature: Signature, tensors: list[Tensor], value: T, delay_s: float = 0.0
+        self, rank: int, signature: Signature, tensors: Sequence[Tensor], value: T, delay_s: float = 0.0
     ) -> Event[T]:
         if self.abandoned:
             return Event(self.scheduler, self.ledgers[rank], lambda: "an epoch that was closed")
@@ -79,6 +79,7 @@ class RosterQueue(CollectiveQueue):
         sent = [tensor for (tensor,) in lists]
         result = reduced(sent, Op(variant)) if name == "all_reduce" else sent[int(variant)].clone()
         for tensors in lists:
+            assert isinstance(tensors, list)  # as the port of a roster has them
             tensors[0] = result
 
     def _end_part(self, operation: Collective, rank: int) -> None:
