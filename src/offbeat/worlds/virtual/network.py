@@ -122,8 +122,9 @@ class Network(FlowNetwork):
         self._tree = lru_cache(_CACHED)(self._find_tree)
         self._exchange = lru_cache(_CACHED)(self._find_exchange)
         self._rounds_s = lru_cache(_CACHED)(self._find_rounds_s)
-        self._path = lru_cache(_CACHED * 256)(self._find_path)
-        self._messages = lru_cache(_CACHED * 64)(self._find_messages)
+        # paths from and to each node, and its messages: in turn, so too small a cache would have none of them
+        self._path = lru_cache(max(_CACHED * 256, 4 * self._nodes))(self._find_path)
+        self._messages = lru_cache(max(_CACHED * 64, 8 * self._nodes))(self._find_messages)
 
     def server(self, index: int = 0) -> int:
         """Return the node of a server, for `send`."""

@@ -24,10 +24,10 @@ from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.cuda_graphs import Gradient
 from offbeat.worlds.virtual.elastic.exchanges import Exchanges
 from offbeat.worlds.virtual.elastic.life import Life, Lives, VirtualDetector
-from offbeat.worlds.virtual.elastic.looking import ElasticLookout
+from offbeat.worlds.virtual.elastic.looking import ElasticLookout, Readings
 from offbeat.worlds.virtual.elastic.port import VirtualRosterPort
 from offbeat.worlds.virtual.elastic.registry import SharedRegistry, VirtualRegistry
-from offbeat.worlds.virtual.elastic.session import ElasticVirtualSession, Readings
+from offbeat.worlds.virtual.elastic.session import ElasticVirtualSession
 from offbeat.worlds.virtual.network import Network
 from offbeat.worlds.virtual.outages import Absence, ElasticTimes, Hang
 from offbeat.worlds.virtual.scheduler import Process, Scheduler
@@ -77,7 +77,7 @@ class Crew(Generic[T]):
     ) -> None:
         self.scheduler = Scheduler(Network(cluster))
         self.ledgers = [Ledger(rank, self.scheduler.clock) for rank in range(cluster.size)]
-        self._readings = Readings(self.ledgers, self.scheduler)
+        self._readings = Readings(self.ledgers)
         self.registry = SharedRegistry()
         self.lives = Lives(self.scheduler, cluster.elastic or ElasticTimes())
         self.evaluations = ElasticLookout(self.scheduler, self.lives)
