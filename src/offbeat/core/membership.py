@@ -42,6 +42,10 @@ REFORMS = 8  # in a row without a committed exchange, before workers give up
 MOST_NAMED = 8  # workers in an error
 
 
+class NotAdmitted(RankLost):
+    """The workers that train did not admit this one in time: it may ask again, as a new process."""
+
+
 class Registry(Protocol):
     """Shared texts and counters. Each call is atomic, and none waits for another worker."""
 
@@ -142,7 +146,7 @@ class Member:
                     "start the store, too, and all workers again, from a checkpoint"
                 )
             elif self._detector.impatient():
-                raise RankLost(
+                raise NotAdmitted(
                     f"asked {_some_of(latest.members)} to join, but none of them admitted this worker: "
                     "workers are admitted between two steps, after an exchange"
                 )
@@ -206,9 +210,9 @@ class Member:
         votes, key = f"votes/{self.roster.epoch}/{lane}", f"decision/{self.roster.epoch}/{lane}"
         count = await self._registry.add(votes, 1)
         if count == batch * self.world:
-            admitted = [] if lane == ENTRY else self._detector.candidates()
-            admitted = [name for name in admitted if name not in self.roster.ranks]
-            decision = await self._registry.set_once(f"{key}/{batch}", json.dumps([COMMIT, admitted]))
+            asking = [] if lane == ENTRY else self._detector.candidates()
+            asking = [name for name in asking if name not in self.roster.ranks]
+            decision = await self._registry.set_once(f"{key}/{batch}", json.dumps([COMMIT, asking]))
             if batch > 1:  # all have voted for this batch, so all have read the decision before it
                 await self._registry.delete(f"{key}/{batch - 1}")
         else:

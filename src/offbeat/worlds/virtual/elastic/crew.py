@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from offbeat.core.elastic import check_elastic
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import Member
+from offbeat.core.membership import Member, NotAdmitted
 from offbeat.core.strategy import Strategy
 from offbeat.errors import RankDropped, RankLost
 from offbeat.worlds.virtual.cluster import Cluster
@@ -125,7 +125,7 @@ class Crew(Generic[T]):
         self._alive[rank] = life, process
 
     async def _live(self, rank: int, life: Life) -> None:
-        """Train until the end; who is dropped starts anew, as a process that a launcher starts again."""
+        """Train until the end; who is dropped, or not admitted in time, starts anew, as by a launcher."""
         ledger = self.ledgers[rank]
         while True:
             try:
@@ -134,7 +134,7 @@ class Crew(Generic[T]):
                 if session.founds:  # training time begins here
                     self.scheduler.at(self.scheduler.now, lambda: self._expect_outage(rank, 0))
                 self.results[rank] = await self._train(session)
-            except RankDropped:
+            except (RankDropped, NotAdmitted):
                 ledger.lose_steps()
                 self._end(life)
                 life = self.lives.begin(rank)

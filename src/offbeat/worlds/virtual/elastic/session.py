@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.core.elastic_session import ElasticSession
-from offbeat.core.membership import Registry
+from offbeat.core.membership import NotAdmitted, Registry
 from offbeat.core.port import CollectivePort, Lane
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session
@@ -87,7 +87,11 @@ class ElasticVirtualSession(VirtualSession):
         else:
             self.ledger.start()
             asked_s = self._life.now
-            await self._session.broadcast()
+            try:
+                await self._session.broadcast()
+            except NotAdmitted:  # it has waited all the same
+                self.ledger.waited(self._life.now - asked_s)
+                raise
             self.ledger.waited(self._life.now - asked_s)
         self._step = self.clock
 
