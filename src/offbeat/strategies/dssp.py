@@ -102,7 +102,8 @@ class DynamicStaleness(Rule[DSSPState]):
     def grant(self, state: DSSPState, worker: int) -> int:
         """Return the credit that brings this worker's push nearest one of the slowest's: the controller."""
         clocks, max_credit = state.clocks, self.high - self.gap(state, worker) + 1
-        if max_credit < 1 or any(clocks.of[other] == clocks.slowest for other in state.untimed):
+        untimed = state.untimed - state.times.keys()
+        if max_credit < 1 or any(clocks.of[other] == clocks.slowest for other in untimed):
             return 0
         behind = [state.times[w] for w, clock in clocks.of.items() if clock == clocks.slowest]
         # of each the next push, and the interval to the one after it; the last to push is the slowest
