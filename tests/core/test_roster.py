@@ -22,6 +22,13 @@ def test_newcomers_follow_all_who_were_there() -> None:
     assert Roster.from_text(roster.text_with(("e", "d"))) == Roster(4, ("a", "b", "c"), ("e", "d"))
 
 
+def test_thousand_workers_write_the_roster_with_newcomers_once() -> None:
+    roster = Roster(3, tuple(f"w{number}" for number in range(50)))
+    texts = [roster.text_with(("e",)) for _ in range(1000)]
+    assert all(text is texts[0] for text in texts)
+    assert roster.text_with(("f",)) != texts[0]
+
+
 def test_thousand_workers_parse_a_roster_once(monkeypatch) -> None:
     """Else a death costs a virtual world N times N names."""
     parsed: list[str] = []
