@@ -55,7 +55,7 @@ def test_what_all_compute_from_an_exchange_is_computed_once() -> None:
 
         def fill() -> None:
             filled.append(session.rank)
-            torch.stack(packets).sum(0, out=into)
+            torch.sum(torch.stack(packets), 0, out=into)
 
         await gathering
         gathering.fill_once(into, fill)
