@@ -19,7 +19,7 @@ from offbeat.core.ledger import CONTROL_BYTES
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
 from offbeat.worlds.virtual.flow import Bundle, Floats, FlowNetwork, Ints, Route, Transfer
 from offbeat.worlds.virtual.rates import DOWN, UP, changes_of, rate_of
-from offbeat.worlds.virtual.slice_rounds import PAIRWISE, WAYS, SliceWay
+from offbeat.worlds.virtual.slice_rounds import PAIRWISE, WAYS, SliceRounds
 from offbeat.worlds.virtual.tcp import slow_start_s
 
 NodeSet = tuple[int, ...] | range
@@ -226,7 +226,7 @@ class Network(FlowNetwork):
     # --- internals
 
     def _exchanged(
-        self, sizes: Sequence[int], nodes: Iterable[int], scatters: bool, ways: tuple[SliceWay, ...]
+        self, sizes: Sequence[int], nodes: Iterable[int], scatters: bool, ways: tuple[SliceRounds, ...]
     ) -> Transfer:
         nodes, sizes = _as_set(nodes), tuple(sizes)
         transfers = [self._exchange(nodes, sizes, scatters, way).transfer() for way in ways]
@@ -304,7 +304,7 @@ class Network(FlowNetwork):
         return _Ring(nodes=order, twice_around=route, rtt_s=rtt_s, crossings=int(times.max()))
 
     def _find_exchange(
-        self, nodes: NodeSet, sizes: tuple[int, ...], scatters: bool, way: SliceWay
+        self, nodes: NodeSet, sizes: tuple[int, ...], scatters: bool, way: SliceRounds
     ) -> _Exchange:
         order = np.array(nodes, dtype=np.int64)
         latency_s = self._rounds_s(nodes, way)
@@ -320,7 +320,7 @@ class Network(FlowNetwork):
         route = self.route_of(links, demand, latency_s)
         return _Exchange(nodes=order, route=route, busiest=float(demand.max()), sent=loads.sent)
 
-    def _find_rounds_s(self, nodes: NodeSet, way: SliceWay) -> float:
+    def _find_rounds_s(self, nodes: NodeSet, way: SliceRounds) -> float:
         order = np.array(nodes, dtype=np.int64)
         self._check_nodes(order)
         kinds = np.stack([self._node_latency_s[order], self._site[order]])  # of one kind: the same hops

@@ -44,8 +44,8 @@ class Loads:
         return cls(sent=sent, received=received, leaving=leaving, entering=entering)
 
 
-class SliceWay(ABC):
-    """A way in which slices travel among nodes, in the order of ranks."""
+class SliceRounds(ABC):
+    """The rounds of one way in which slices travel among nodes, in the order of ranks."""
 
     @abstractmethod
     def loads(self, size: Ints, site: Ints, sites: int) -> Loads:
@@ -56,7 +56,7 @@ class SliceWay(ABC):
         """Return the latency of all rounds; nodes with the same column of `kinds` have the same hops."""
 
 
-class Pairwise(SliceWay):
+class Pairwise(SliceRounds):
     """N−1 rounds, one with each other node."""
 
     def loads(self, size: Ints, site: Ints, sites: int) -> Loads:
@@ -78,7 +78,7 @@ class Pairwise(SliceWay):
         return max(float(hops.sum() - hops[at]) for at, hops in hops_s)
 
 
-class Doubling(SliceWay):
+class Doubling(SliceRounds):
     """⌈log2 N⌉ rounds, in each of which every node has twice as many slices."""
 
     def loads(self, size: Ints, site: Ints, sites: int) -> Loads:
@@ -110,7 +110,7 @@ def _distances(n: int) -> list[int]:
 
 
 PAIRWISE, DOUBLING = Pairwise(), Doubling()
-WAYS: Mapping[str, tuple[SliceWay, ...]] = {  # by what a cluster says of collectives
+WAYS: Mapping[str, tuple[SliceRounds, ...]] = {  # by what a cluster says of collectives
     "ring": (PAIRWISE,),
     "tree": (DOUBLING,),
     "best": (PAIRWISE, DOUBLING),
