@@ -225,7 +225,7 @@ class Alarm(Signal[None]):
 
 
 class Inquiries:
-    """The workers that wait for news of others: ten thousand ask about one roster, or each about one other."""
+    """The workers that wait for news of others: ten thousand ask about one roster, or each about another."""
 
     def __init__(self) -> None:
         # by the name, if it is one, and else by the names' identity
