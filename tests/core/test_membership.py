@@ -182,6 +182,13 @@ def test_text_of_the_wrong_kind_is_no_roster_and_no_decision(text) -> None:
             read(text)
 
 
+def test_thousand_workers_parse_a_decision_once() -> None:
+    """Else a commit that admits many costs a virtual world as many names for each worker."""
+    text = '["commit", ["a", "b"]]'
+    read = [read_decision(text) for _ in range(1000)]
+    assert read[0] == ("commit", ("a", "b")) and all(each is read[0] for each in read)
+
+
 def test_look_at_requests_reads_no_more_after_many_workers_have_joined_or_died() -> None:
     """Else every look at the store costs a call for each worker that has ever come."""
     registry = MemoryRegistry()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offbeat.core import roster as module
-from offbeat.core.roster import Roster, text_with_newcomers
+from offbeat.core.roster import Roster
 
 
 def test_roster_is_the_same_after_it_was_written_and_read() -> None:
@@ -19,7 +19,14 @@ def test_ranks_are_places_among_members_and_then_those_who_join() -> None:
 
 def test_newcomers_follow_all_who_were_there() -> None:
     roster = Roster(3, ("a", "b"), ("c",))
-    assert Roster.from_text(text_with_newcomers(roster, ("e", "d"))) == Roster(4, ("a", "b", "c"), ("e", "d"))
+    assert Roster.from_text(roster.text_with(("e", "d"))) == Roster(4, ("a", "b", "c"), ("e", "d"))
+
+
+def test_thousand_workers_write_the_roster_with_newcomers_once() -> None:
+    roster = Roster(3, tuple(f"w{number}" for number in range(50)))
+    texts = [roster.text_with(("e",)) for _ in range(1000)]
+    assert all(text is texts[0] for text in texts)
+    assert roster.text_with(("f",)) != texts[0]
 
 
 def test_thousand_workers_parse_a_roster_once(monkeypatch) -> None:

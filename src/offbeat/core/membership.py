@@ -25,10 +25,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from offbeat.core.pending import Pending
-from offbeat.core.roster import Roster, foreign_text, read_json, text_with_newcomers
+from offbeat.core.roster import KEPT, Roster, foreign_text, read_json
 from offbeat.errors import RankDropped, RankLost
 
 ENTRY = "entry"  # the batch that all of a roster commit first
@@ -39,6 +40,10 @@ NEWS_S = BEAT_S / NEWS_PER_BEAT
 SILENT_LOOKS = 20  # without a heartbeat until a worker is lost: 5 seconds
 REFORMS = 8  # in a row without a committed exchange, before workers give up
 MOST_NAMED = 8  # workers in an error
+
+
+class NotAdmitted(RankLost):
+    """The workers that train did not admit this one in time: it may ask again, as a new process."""
 
 
 class Registry(Protocol):
@@ -119,7 +124,7 @@ class Member:
     @property
     def is_joining(self) -> bool:
         """True while this worker is in a roster, but has not the state yet."""
-        return self.name in self.roster.joining and not self.entered
+        return not self.entered and self.name in self.roster.joining
 
     # --- joining
 
@@ -133,7 +138,7 @@ class Member:
                 await self._found()
             elif latest.stopped:
                 raise RankLost(latest.stopped)
-            elif self.name in latest.everyone and latest.epoch > self.roster.epoch:
+            elif self.name in latest.ranks and latest.epoch > self.roster.epoch:
                 return await self._take(latest)
             elif len(self._detector.lost(latest.members)) == len(latest.members):
                 raise RankLost(
@@ -141,7 +146,7 @@ class Member:
                     "start the store, too, and all workers again, from a checkpoint"
                 )
             elif self._detector.impatient():
-                raise RankLost(
+                raise NotAdmitted(
                     f"asked {_some_of(latest.members)} to join, but none of them admitted this worker: "
                     "workers are admitted between two steps, after an exchange"
                 )
@@ -205,9 +210,9 @@ class Member:
         votes, key = f"votes/{self.roster.epoch}/{lane}", f"decision/{self.roster.epoch}/{lane}"
         count = await self._registry.add(votes, 1)
         if count == batch * self.world:
-            admitted = [] if lane == ENTRY else self._detector.candidates()
-            admitted = [name for name in admitted if name not in self.roster.everyone]
-            decision = await self._registry.set_once(f"{key}/{batch}", json.dumps([COMMIT, admitted]))
+            asking = [] if lane == ENTRY else self._detector.candidates()
+            asking = [name for name in asking if name not in self.roster.ranks]
+            decision = await self._registry.set_once(f"{key}/{batch}", json.dumps([COMMIT, asking]))
             if batch > 1:  # all have voted for this batch, so all have read the decision before it
                 await self._registry.delete(f"{key}/{batch - 1}")
         else:
@@ -221,7 +226,7 @@ class Member:
         else:
             self.entered = True
             await self._registry.set(self._request, "")
-        self.admitting = self.admitting or tuple(admitted)
+        self.admitting = self.admitting or admitted
         return True
 
     async def _await_decision(self, key: str, votes: str, batch: int) -> str:
@@ -244,7 +249,7 @@ class Member:
 
     async def admit(self) -> Roster:
         """Write the roster with the workers that a commit has named; all members call this together."""
-        following = text_with_newcomers(self.roster, self.admitting)
+        following = self.roster.text_with(self.admitting)
         text = await self._registry.set_once(f"roster/{self.roster.epoch + 1}", following)
         return await self._follow(Roster.from_text(text))
 
@@ -316,7 +321,7 @@ class Member:
     async def _follow(self, roster: Roster) -> Roster:
         if roster.stopped:
             raise RankLost(roster.stopped)
-        if self.name not in roster.everyone:
+        if self.name not in roster.ranks:
             raise RankDropped(
                 f"{self.name} was silent, or could not be waited for, so the others went on without it "
                 f"(epoch {roster.epoch}: {', '.join(roster.everyone)}); attach again to join them"
@@ -362,12 +367,13 @@ class Requests:
 # --- texts of the registry: a stranger may reach the store in which they are
 
 
-def read_decision(text: str) -> tuple[str, list[str]]:
+@lru_cache(maxsize=KEPT)  # in virtual time thousands of workers read the same one
+def read_decision(text: str) -> tuple[str, tuple[str, ...]]:
     """Read a verdict, and the workers that are admitted; raise an error for any other text."""
     match read_json(text):
         case [str(verdict), list(admitted)] if verdict in (COMMIT, ABORT):
             if all(isinstance(name, str) for name in admitted):
-                return verdict, admitted
+                return verdict, tuple(admitted)
     raise foreign_text("a decision", text)
 
 

@@ -34,6 +34,17 @@ class Roster:
         """The rank of each worker, by name."""
         return {name: rank for rank, name in enumerate(self.everyone)}
 
+    @cached_property
+    def _followed_by(self) -> dict[tuple[str, ...], str]:
+        """The texts of rosters that follow this one, by those who join."""
+        return {}
+
+    def text_with(self, names: tuple[str, ...]) -> str:
+        """Write the roster that follows this one, when these workers join."""
+        if names not in self._followed_by:
+            self._followed_by[names] = Roster(self.epoch + 1, self.everyone, names).to_text()
+        return self._followed_by[names]
+
     def to_text(self) -> str:
         return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
 
@@ -53,12 +64,6 @@ class Roster:
                 if len(read) == 4 and epoch >= 0 and all(isinstance(name, str) for name in names):
                     return cls(epoch, tuple(members), tuple(joining), why)
         raise foreign_text("a roster", text)
-
-
-@lru_cache(maxsize=KEPT)
-def text_with_newcomers(roster: Roster, names: tuple[str, ...]) -> str:
-    """Write the roster that follows this one, when these workers join."""
-    return Roster(roster.epoch + 1, roster.everyone, names).to_text()
 
 
 # --- texts of the registry: a stranger may reach the store in which they are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -36,18 +36,40 @@ class LatestMetrics:
         return value, dict(extra_metrics)
 
 
+class LatestSums:
+    """Sums over the totals that were seen last. All who look at one evaluation see the same list."""
+
+    def __init__(self) -> None:
+        self._totals: Sequence[WorkerTotals] = ()
+        self.training_s = 0.0
+        self.sent_bytes = 0, 0
+
+    def of(self, worker: Worker, totals: Sequence[WorkerTotals]) -> Self:
+        """Return these sums for a list of totals, computed by the first worker that has it."""
+        if totals is not self._totals:
+            self._totals = totals
+            self.training_s = Worker.training_seconds(worker, totals)
+            self.sent_bytes = Worker.sent_bytes(worker, totals)
+        return self
+
+
 class ElasticVirtualWorker(VirtualWorker):
     """A worker whose process may have begun after others."""
 
     evaluates = True
 
     def __init__(
-        self, session: ElasticVirtualSession, history: list[Evaluation], metrics: LatestMetrics
+        self,
+        session: ElasticVirtualSession,
+        history: list[Evaluation],
+        metrics: LatestMetrics,
+        sums: LatestSums,
     ) -> None:
         super().__init__(session)
         self._joined = session
         self._kept = history
         self._metrics = metrics
+        self._sums = sums
 
     @property
     def clock(self) -> int:
@@ -55,6 +77,12 @@ class ElasticVirtualWorker(VirtualWorker):
 
     def evaluate(self, task: Task, data: Data) -> tuple[float, dict[str, float]]:
         return self._metrics.of(task, self.model, data)
+
+    def training_seconds(self, totals: Sequence[WorkerTotals]) -> float:
+        return self._sums.of(self, totals).training_s
+
+    def sent_bytes(self, totals: Sequence[WorkerTotals]) -> tuple[int, int]:
+        return self._sums.of(self, totals).sent_bytes
 
     def earlier_evaluations(self) -> list[Evaluation]:
         return [evaluation for evaluation in self._kept if evaluation.step <= self.clock]
@@ -121,14 +149,14 @@ def simulate_elastic(
 ) -> list[Evaluation]:
     """Train a job whose workers may be lost; return the evaluations, in virtual seconds."""
     ledgers: list[Ledger] = []
-    reports, metrics = Reports(), LatestMetrics()
+    reports, metrics, sums = Reports(), LatestMetrics(), LatestSums()
 
     def on_start(of_workers: list[Ledger]) -> None:
         ledgers.extend(of_workers)
         reports.callbacks = make_callbacks(ledgers)
 
     async def run(session: ElasticVirtualSession) -> list[Evaluation]:
-        worker = ElasticVirtualWorker(session, reports.history, metrics)
+        worker = ElasticVirtualWorker(session, reports.history, metrics, sums)
         return await train(job, worker, data, [Reporter(worker, reports)])
 
     try:

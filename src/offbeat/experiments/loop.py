@@ -90,6 +90,14 @@ class Worker(ABC):
     def seconds(self) -> float:
         """Training time so far."""
 
+    def training_seconds(self, totals: Sequence[WorkerTotals]) -> float:
+        """Return the training time of the slowest of these workers."""
+        return max(each.seconds for each in totals)
+
+    def sent_bytes(self, totals: Sequence[WorkerTotals]) -> tuple[int, int]:
+        """Return the bytes that these workers sent, and those that a server sent to them."""
+        return sum(each.bytes_sent for each in totals), sum(each.bytes_server for each in totals)
+
     @abstractmethod
     async def backward(self, batch: Batch) -> Tensor:
         """Run forward and backward of one batch and return the detached loss."""
@@ -266,9 +274,8 @@ class _Evaluate:
             self._check_all_trained(worker_totals)
         loss = torch.stack(self._losses).mean().item() if self._losses else 0.0
         # A step is done when the slowest worker has done it.
-        seconds = worker.seconds if self._alone else max(each.seconds for each in worker_totals)
-        sent = sum(totals.bytes_sent for totals in worker_totals)
-        server = sum(totals.bytes_server for totals in worker_totals)
+        seconds = worker.seconds if self._alone else worker.training_seconds(worker_totals)
+        sent, server = worker.sent_bytes(worker_totals)
         for step in self._steps:
             self._history.append(Evaluation(step, seconds, loss, value, sent, extra_metrics, server))
             for callback in self._callbacks:

@@ -41,6 +41,7 @@ class DSSPState:
     times: dict[int, tuple[float, float]] = field(default_factory=dict)
     credit: dict[int, int] = field(default_factory=dict)
     free: set[int] = field(default_factory=set)  # workers that have spent credit, and may continue
+    untimed: set[int] = field(default_factory=set)  # members that have not pushed yet
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class DynamicStaleness(Rule[DSSPState]):
         return list(state.clocks.of)
 
     def join(self, state: DSSPState, worker: int, clock: int | None) -> int:
+        if worker not in state.times:
+            state.untimed.add(worker)
         return state.clocks.join(worker, clock)
 
     def leave(self, state: DSSPState, worker: int) -> None:
@@ -65,10 +68,12 @@ class DynamicStaleness(Rule[DSSPState]):
         state.times.pop(worker, None)
         state.credit.pop(worker, None)
         state.free.discard(worker)
+        state.untimed.discard(worker)
 
     def advance(self, state: DSSPState, push: Push) -> None:
         worker, clocks = push.worker, state.clocks
         clocks.of[worker] = push.clock
+        state.untimed.discard(worker)
         state.times[worker] = (state.times.get(worker, (push.at_s, push.at_s))[1], push.at_s)
         state.free.discard(worker)
         if self.gap(state, worker) <= self.low:
@@ -97,13 +102,12 @@ class DynamicStaleness(Rule[DSSPState]):
     def grant(self, state: DSSPState, worker: int) -> int:
         """Return the credit that brings this worker's push nearest one of the slowest's: the controller."""
         clocks, max_credit = state.clocks, self.high - self.gap(state, worker) + 1
-        behind = [state.times.get(w) for w, clock in clocks.of.items() if clock == clocks.slowest]
-        if max_credit < 1 or any(times is None for times in behind):
+        untimed = state.untimed - state.times.keys()
+        if max_credit < 1 or any(clocks.of[other] == clocks.slowest for other in untimed):
             return 0
+        behind = [state.times[w] for w, clock in clocks.of.items() if clock == clocks.slowest]
         # of each the next push, and the interval to the one after it; the last to push is the slowest
-        first, slowest_interval = max(
-            (2 * last - before, last - before) for before, last in filter(None, behind)
-        )
+        first, slowest_interval = max((2 * last - before, last - before) for before, last in behind)
         slowest_pushes = [first + k * slowest_interval for k in range(max_credit + 1)]
         before, last = state.times[worker]
 

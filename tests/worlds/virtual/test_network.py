@@ -81,6 +81,55 @@ def test_a_tree_of_equal_workers(n: int) -> None:
     assert network.broadcast(4 * MB, range(n), 1).alone_s == close(rounds * 0.04 + rounds * 0.001 + 0.01)
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 16, 1000])
+@pytest.mark.parametrize("operation", [Network.all_gather, Network.reduce_scatter])
+def test_slices_of_equal_workers_take_as_many_rounds_as_a_tree_has_levels(
+    operation: Exchange, n: int
+) -> None:
+    for collectives, rounds in (("ring", n - 1), ("tree", math.ceil(math.log2(n)))):
+        network = network_of(workers(n, latency_s=0.001), operation_s=0.01, collectives=collectives)
+        exchange = operation(network, [MB] * n, range(n))
+        expected = rounds * 0.001 + (n - 1) * 1 / 100 + 0.01
+        assert exchange.alone_s == close(expected)
+        assert arrivals(network, (0.0, exchange)) == {exchange: close(expected)}
+        assert exchange.sent.tolist() == [(n - 1) * MB] * n
+        assert network.all_to_all([MB] * n, range(n)).alone_s == close((n - 1) * (0.001 + 1 / 100) + 0.01)
+
+
+@pytest.mark.parametrize("operation", [Network.all_gather, Network.reduce_scatter])
+def test_the_best_way_of_slices_is_the_faster_one(operation: Exchange) -> None:
+    """Four workers, the last of which is alone at a site with an uplink of 10 MB/s, slices of 1 MB.
+
+    Its uplink carries three slices each way: one by one, or by doubling first one, and then two at once.
+    """
+    sites = (Site(name="a"), Site(name="b", up_bits_per_s=8e7, down_bits_per_s=8e7))
+    groups = workers(3, latency_s=0.1, site="a"), workers(1, latency_s=0.1, site="b")
+    seconds = {}
+    for collectives in ("ring", "tree", "best"):
+        network = network_of(*groups, sites=sites, collectives=collectives)
+        seconds[collectives] = operation(network, [MB] * 4, range(4)).alone_s
+    assert seconds == close({"ring": 3 * 0.1 + 0.3, "tree": 2 * 0.1 + 0.3, "best": 2 * 0.1 + 0.3})
+
+
+def test_two_doublings_on_one_uplink_share_it() -> None:
+    """Of each pair one is at either site, whose uplinks of 10 MB/s carry a slice of 1 MB each way."""
+    sites = tuple(Site(name=name, up_bits_per_s=8e7, down_bits_per_s=8e7) for name in "ab")
+    network = network_of(workers(2, site="a"), workers(2, site="b"), sites=sites, collectives="tree")
+    one, other = (network.all_gather([MB] * 2, pair) for pair in ((0, 2), (1, 3)))
+    assert arrivals(network, (0.0, one), (0.0, other)) == close({one: 0.2, other: 0.2})
+
+
+def test_messages_of_all_nodes_are_remembered() -> None:
+    """Workers come in turn, so a cache with room for fewer would never have what is asked for."""
+    network = network_of(workers(10_000), server=ServerMachines(up_bits_per_s=8e8, down_bits_per_s=8e8))
+    for _ in range(2):
+        for worker in range(10_000):
+            for nbytes in (0, 400):
+                network.messages(((worker, network.server()),), (nbytes,))
+                network.messages(((network.server(), worker),), (nbytes,))
+    assert network._messages.cache_info().hits == 40_000
+
+
 def test_a_tree_waits_for_its_slowest_member_in_every_round() -> None:
     network = network_of(workers(3, latency_s=0.001), workers(1, latency_s=0.1))
     assert network.tree_all_reduce(0, range(4)).alone_s == close(4 * 0.1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median_low
 from typing import NamedTuple
 
@@ -33,6 +34,11 @@ class RoundPlan:
 
     length_s: float = 0.0  # of computing and exchanging, for all timed workers; 0: none is timed
     steps: Mapping[int, int] = field(default_factory=dict)  # by worker
+
+    @cached_property
+    def fewest(self) -> int:
+        """The least local steps of a worker; 1 if none is planned."""
+        return min(self.steps.values(), default=1)
 
 
 def plan_round(

@@ -92,7 +92,7 @@ class RoundState:
 
     def steps_of(self, worker: int) -> int:
         """Return the planned steps of a worker; one that has not been timed is taken for the slowest."""
-        return self.plan.steps.get(worker) or min(self.plan.steps.values(), default=1)
+        return self.plan.steps.get(worker) or self.plan.fewest
 
     def steps_left(self, worker: int) -> float:
         """Return how many steps of a worker fitted into the round when its push came; 0: none is planned."""
@@ -131,7 +131,8 @@ class RoundRule(Rule[RoundState]):
 
     def advance(self, state: RoundState, push: Push) -> None:
         worker = push.worker
-        if worker in state.new - state.awaited and state.steps_left(worker) >= 1:
+        begins_late = worker in state.new and worker not in state.awaited
+        if begins_late and state.steps_left(worker) >= 1:
             state.left[worker] = math.floor(state.steps_left(worker))
             state.arrived.pop(worker, None)  # it goes on at once, and may push again in this round
         elif worker in state.arrived:

@@ -168,8 +168,10 @@ class CollectiveQueue:
             transfer = network.all_reduce(nbytes[0], workers)
         elif name == "broadcast":
             transfer = network.broadcast(nbytes[0], workers, workers[int(variant)])
-        elif name in ("reduce_scatter", "all_to_all"):
+        elif name == "reduce_scatter":
             transfer = network.reduce_scatter(nbytes, workers)
+        elif name == "all_to_all":
+            transfer = network.all_to_all(nbytes, workers)
         else:
             transfer = network.all_gather(nbytes, workers)
         for node, sent in zip(transfer.senders.tolist(), transfer.sent.tolist(), strict=True):

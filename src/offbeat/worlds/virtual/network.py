@@ -19,6 +19,7 @@ from offbeat.core.ledger import CONTROL_BYTES
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Site, Workers
 from offbeat.worlds.virtual.flow import Bundle, Floats, FlowNetwork, Ints, Route, Transfer
 from offbeat.worlds.virtual.rates import DOWN, UP, changes_of, rate_of
+from offbeat.worlds.virtual.slice_rounds import PAIRWISE, WAYS, SliceRounds
 from offbeat.worlds.virtual.tcp import slow_start_s
 
 NodeSet = tuple[int, ...] | range
@@ -122,8 +123,9 @@ class Network(FlowNetwork):
         self._tree = lru_cache(_CACHED)(self._find_tree)
         self._exchange = lru_cache(_CACHED)(self._find_exchange)
         self._rounds_s = lru_cache(_CACHED)(self._find_rounds_s)
-        self._path = lru_cache(_CACHED * 256)(self._find_path)
-        self._messages = lru_cache(_CACHED * 64)(self._find_messages)
+        # paths from and to each node, and its messages: in turn, so too small a cache would have none of them
+        self._path = lru_cache(max(_CACHED * 256, 4 * self._nodes))(self._find_path)
+        self._messages = lru_cache(max(_CACHED * 64, 8 * self._nodes))(self._find_messages)
 
     def server(self, index: int = 0) -> int:
         """Return the node of a server, for `send`."""
@@ -179,16 +181,17 @@ class Network(FlowNetwork):
         """Return the bytes per second that each node sends in a ring with nothing else under way."""
         return (ring := self._ring(_as_set(nodes))).twice_around.alone_bytes_per_s / ring.crossings
 
-    def reduce_scatter(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
-        """Build an exchange in which every node sends slice k to node k, in N−1 rounds.
+    def all_to_all(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
+        """Build a pairwise exchange, in which every node sends slice k to node k."""
+        return self._exchanged(sizes, nodes, True, (PAIRWISE,))
 
-        A node sends all slices but its own, and receives its own N−1 times; the busiest link decides.
-        """
-        return self._exchanged(sizes, nodes, scatter=True)
+    def reduce_scatter(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
+        """Build an exchange in which every node gets its slice, reduced: an all-gather backwards."""
+        return self._exchanged(sizes, nodes, True, WAYS[self._all_reduces_by])
 
     def all_gather(self, sizes: Sequence[int], nodes: Iterable[int]) -> Transfer:
-        """Build an exchange in which every node sends its own slice to all others, in N−1 rounds."""
-        return self._exchanged(sizes, nodes, scatter=False)
+        """Build an exchange in which every node gets the slices of all others, as the cluster says."""
+        return self._exchanged(sizes, nodes, False, WAYS[self._all_reduces_by])
 
     def tree_all_reduce(self, nbytes: int, nodes: Iterable[int]) -> Transfer:
         """Build an all-reduce up and down a binomial tree, ⌈log2 N⌉ hops and copies at the root's NIC each.
@@ -222,8 +225,12 @@ class Network(FlowNetwork):
 
     # --- internals
 
-    def _exchanged(self, sizes: Sequence[int], nodes: Iterable[int], scatter: bool) -> Transfer:
-        transfer = self._exchange(_as_set(nodes), tuple(sizes), scatter).transfer()
+    def _exchanged(
+        self, sizes: Sequence[int], nodes: Iterable[int], scatters: bool, ways: tuple[SliceRounds, ...]
+    ) -> Transfer:
+        nodes, sizes = _as_set(nodes), tuple(sizes)
+        transfers = [self._exchange(nodes, sizes, scatters, way).transfer() for way in ways]
+        transfer = min(transfers, key=lambda transfer: transfer.alone_s)  # on a tie, pairwise
         return _at_least(transfer, self._least_exchange_s) if sum(sizes) >= CONTROL_BYTES else transfer
 
     def _slow_start_s(self, nbytes: float, bytes_per_s: float, rtt_s: float) -> float:
@@ -296,35 +303,29 @@ class Network(FlowNetwork):
         rtt_s = 2 * float(hops.max())
         return _Ring(nodes=order, twice_around=route, rtt_s=rtt_s, crossings=int(times.max()))
 
-    def _find_exchange(self, nodes: NodeSet, sizes: tuple[int, ...], to_owners: bool) -> _Exchange:
+    def _find_exchange(
+        self, nodes: NodeSet, sizes: tuple[int, ...], scatters: bool, way: SliceRounds
+    ) -> _Exchange:
         order = np.array(nodes, dtype=np.int64)
-        latency_s = self._rounds_s(nodes)
+        latency_s = self._rounds_s(nodes, way)
         size = np.array([_checked(nbytes) for nbytes in sizes], dtype=np.int64)
         if len(size) != len(order):
             raise ValueError(f"{len(size)} slices for {len(order)} nodes")
-        n, total, site = len(order), size.sum(), self._site[order]
         sites = np.arange(len(self._site_latency_s))
-        members = np.bincount(site, minlength=len(sites))
-        site_size = np.bincount(site, size, len(sites))
-        # of nodes, then of sites: others' slices, once per member; own slices, once per node elsewhere
-        others = [total - size, members * (total - site_size)]
-        own = [(n - 1) * size, (n - members) * site_size]
-        sent, received = (others, own) if to_owners else (own, others)
+        loads = way.loads(size, self._site[order], len(sites))
+        loads = loads.backwards() if scatters else loads
         up, down, site_up, site_down = self._first_link
         links = np.concatenate([up + order, site_up + sites, down + order, site_down + sites])
-        demand = np.concatenate([*sent, *received]).astype(np.float64)
+        demand = np.concatenate([loads.sent, loads.leaving, loads.received, loads.entering]) * 1.0
         route = self.route_of(links, demand, latency_s)
-        return _Exchange(nodes=order, route=route, busiest=float(demand.max()), sent=sent[0])
+        return _Exchange(nodes=order, route=route, busiest=float(demand.max()), sent=loads.sent)
 
-    def _find_rounds_s(self, nodes: NodeSet) -> float:
-        """Return the latency of N−1 rounds, for the node whose hops take longest."""
+    def _find_rounds_s(self, nodes: NodeSet, way: SliceRounds) -> float:
         order = np.array(nodes, dtype=np.int64)
         self._check_nodes(order)
-        longest_s = max(
-            float(self._hop_s(np.full(len(order), node), order).sum() - self._node_latency_s[node])
-            for node in order
-        )
-        return longest_s + self._operation_s * (len(order) > 1)
+        kinds = np.stack([self._node_latency_s[order], self._site[order]])  # of one kind: the same hops
+        hops_s = way.latency_s(order, kinds, self._hop_s)
+        return hops_s + self._operation_s * (len(order) > 1)
 
     def _find_tree(self, nodes: NodeSet, root: int | None) -> _Tree:
         """Return the tree of a broadcast from `root`, or of an all-reduce, whose root does not matter."""

@@ -199,6 +199,18 @@ def test_the_error_of_a_run_is_not_that_of_a_newcomer_who_gave_up_before() -> No
     assert "2 of 4 workers are left (rank0000-0, rank0001-0), but at least 3 must be" in str(run.error)
 
 
+def test_newcomer_that_is_not_admitted_in_time_asks_again() -> None:
+    """Worker 3 returns at 2.5 and waits for 3 s, three times; the others exchange at 10 and admit it."""
+    outages = (Absence(worker=3, from_s=1.5, until_s=2.5),)
+    cluster = cluster_of(1.0, 1.0, 1.0, 1.0, away=outages, elastic=ElasticTimes(timeout_s=3.0))
+    run = play_elastic(cluster, LocalSGD(period=10), 20)
+    assert run.ends[3].joined_at == 10
+    assert run.ends[3].name == "rank0003-3"
+    # away from 1.5 on, and then not admitted yet: it waited for all but its own steps
+    assert run.ledgers[3].compute_s == close(1.5 + 10 * 1.0)
+    assert run.ledgers[3].wait_s == close(run.ends[3].seconds - 11.5)
+
+
 def test_minority_that_is_cut_off_decides_nothing() -> None:
     """Workers 1 and 2 reach each other, but not the store; they come back as newcomers."""
     cut = Cut(workers=(1, 2), from_s=2.5, until_s=12.0)

@@ -7,7 +7,7 @@ import torch
 
 from offbeat.core.ledger import Ledger
 from offbeat.core.port import Lane, Signature
-from offbeat.worlds.virtual.elastic.exchanges import RosterQueue
+from offbeat.worlds.virtual.elastic.exchanges import Exchanges, RosterQueue
 from offbeat.worlds.virtual.elastic.life import Life
 from offbeat.worlds.virtual.scheduler import Event
 from tests.support.lives import lives_of, run, work
@@ -71,3 +71,17 @@ def test_exchange_that_is_abandoned_ends_on_nobody_and_counts_until_then() -> No
     late = queue.join(0, Signature("all_reduce", "sum", (4,)), [torch.ones(1)], None)
     assert not late.done()
     assert queue.ledgers[0].usage().communicate_s == 1.0
+
+
+def test_a_death_looks_at_the_queues_of_open_epochs_alone() -> None:
+    """Else each of many thousand deaths looks at the queues of all epochs that there have ever been."""
+    lives, three = lives_of(3)
+    ledgers = [Ledger(rank, lives.scheduler.clock) for rank in range(3)]
+    exchanges = Exchanges(lives.scheduler, ledgers, lives)
+    names = [life.name for life in three]
+    queues = [exchanges.queue(f"epoch/{number}", Lane.FRONT, names) for number in range(4)]
+    for queue in queues[:3]:
+        queue.abandon()
+    exchanges.on_death(three[0])
+    assert exchanges._open == queues[3:]
+    assert exchanges.queue("epoch/1", Lane.FRONT, names) is queues[1], "one that comes late finds it closed"

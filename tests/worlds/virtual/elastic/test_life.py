@@ -110,3 +110,41 @@ def test_only_those_who_asked_about_a_worker_wake_up_when_it_is_lost() -> None:
     lives.scheduler.spawn("other", wait(other, [one.name]))
     run(lives, wait(one, [third.name, other.name]), (2.0, lambda: die(third)), (3.0, lambda: die(one)))
     assert woken == [(2.0, one.name), (3.0, other.name)]
+
+
+def test_those_who_asked_wake_in_the_order_in_which_they_began_and_are_forgotten() -> None:
+    """About a roster or one worker, often or once: nobody else is looked at when somebody is lost."""
+    lives, (dies, *others) = lives_of(5)
+    everyone = tuple(life.name for life in (dies, *others))
+    woken: list[str] = []
+
+    async def wait(life: Life, asked: list[tuple[str, ...]], begins_s: float) -> None:
+        registry = VirtualRegistry(SharedRegistry(), life)
+        detector = VirtualDetector(life, lives, registry)
+        await life.sleep(begins_s)
+        for names in asked:
+            detector.lost(names)
+        await registry.pause()
+        woken.append(life.name)
+
+    def die() -> None:
+        dies.end()
+        lives.announce(dies)
+
+    asked = [[everyone, everyone], [(dies.name,)], [everyone[2:]], [everyone, (dies.name,)]]
+    for number, life in enumerate(others):
+        lives.scheduler.spawn(life.name, wait(life, asked[number], 1.0 - number / 10))
+    lives.scheduler.at(3.0, others[2].alarm.ring)
+    run(lives, work(dies, 1.0, []), (2.0, die))
+    assert woken == [everyone[1], everyone[2], everyone[4], everyone[3]]
+    assert lives._inquiries.about(dies.name) == [], "whoever has woken up waits for nobody"
+
+
+def test_one_that_has_ended_waits_for_nobody() -> None:
+    lives, (one, other) = lives_of(2)
+    detector = VirtualDetector(one, lives, VirtualRegistry(SharedRegistry(), one))
+    detector.lost((one.name, other.name))
+    assert lives._inquiries.about(other.name) == [one]
+    one.end()
+    lives.announce(one)
+    assert lives._inquiries.about(other.name) == []

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from offbeat import LocalSGD
+from offbeat.core.ledger import Ledger
 from offbeat.experiments.job import Job
-from offbeat.experiments.loop import Callback
+from offbeat.experiments.loop import Callback, Worker
 from offbeat.experiments.virtual_run import simulate
 from offbeat.worlds.virtual.cluster import Absence, Hang
 from tests.conformance.test_looking import EQUAL, STEP_S, Net
@@ -68,3 +69,23 @@ def test_no_evaluation_waits_for_a_worker_that_has_died() -> None:
     assert told.events.index(evaluated[4]) < told.events.index(("stepped", 6)), "its death ends the wait"
     for step in range(6, STEPS):
         assert told.events.index(evaluated[step - 1]) < told.events.index(("stepped", step + 1))
+
+
+def test_workers_that_come_at_different_times_read_their_own_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else N workers that look read N ledgers each, and add N totals up each."""
+    read, added = [], []
+    totals, sums = Ledger.totals, Worker.sent_bytes
+    monkeypatch.setattr(Ledger, "totals", lambda ledger: read.append(ledger.rank) or totals(ledger))
+    monkeypatch.setattr(Worker, "sent_bytes", lambda worker, seen: added.append(1) or sums(worker, seen))
+    workers = 8
+    cluster = cluster_of(*[STEP_S * (1 + rank / 100) for rank in range(workers)])
+    job = Job(task=(task := Net()), strategy=ALONE, workers=workers, steps=STEPS, evaluate_every=1)
+    history = simulate(job, cluster, task.load(), lambda ledgers: [], minimum=2)
+    assert len(history) == STEPS
+    slowest_s = STEP_S * (1 + (workers - 1) / 100)
+    assert [each.seconds for each in history[:-1]] == [
+        pytest.approx((step + 1) * slowest_s) for step in range(STEPS - 1)
+    ]
+    # of each evaluation all at its opening, and each worker its own; and all once more at the end
+    assert len(read) == (2 * STEPS + 1) * workers
+    assert len(added) == STEPS

@@ -42,3 +42,27 @@ def test_packets_of_the_dead_are_gone_when_an_exchange_is_redone() -> None:
     cluster = cluster_of(1.0, 1.0, 1.0, away=(death,))
     results = run_elastic_workers(3, cluster, BSP(), build, autograd(lambda model, _: model()), talk)
     assert results == [([0.0, 2.0], True, 2), None, ([0.0, 2.0], True, 2)]
+
+
+def test_what_all_compute_from_an_exchange_is_computed_once() -> None:
+    """Else each of a thousand workers decodes the packets of all."""
+    filled: list[int] = []
+
+    async def talk_once(session: ElasticVirtualSession) -> list[float]:
+        packets = [torch.full((2,), float(session.rank)) for _ in range(session.port.world)]
+        gathering = session.port.all_gather(packets)
+        into = torch.zeros(2)
+
+        def fill() -> None:
+            filled.append(session.rank)
+            torch.sum(torch.stack(packets), 0, out=into)
+
+        await gathering
+        gathering.fill_once(into, fill)
+        return into.tolist()
+
+    death = Absence(worker=1, from_s=0.0)
+    cluster = cluster_of(1.0, 1.0, 1.0, away=(death,))
+    results = run_elastic_workers(3, cluster, BSP(), build, autograd(lambda model, _: model()), talk_once)
+    assert results == [[2.0, 2.0], None, [2.0, 2.0]]
+    assert len(filled) == 1

@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from offbeat import LocalSGD
-from offbeat.core.ledger import Ledger
 from offbeat.worlds.virtual.cluster import Absence
-from offbeat.worlds.virtual.elastic.session import Readings
 from tests.support.elastic_forms import periodic
 from tests.support.elastic_virtual import play_elastic
-from tests.support.lives import lives_of
 from tests.support.virtual_runs import cluster_of
 
 pytestmark = pytest.mark.virtual
@@ -23,16 +20,3 @@ def test_worker_that_comes_late_joins() -> None:
     assert run.ends[2].joined_at == 3
     assert [len(roster) for roster in run.ends[0].rosters] == [2, 2, 2, 3, 3, 3, 3, 3, 3]
     torch.testing.assert_close(run.ends[2].weights, periodic(LocalSGD(period=3), run.rosters()))
-
-
-def test_totals_are_read_once_for_all_who_look_at_the_same_time() -> None:
-    """Else N workers that look read N ledgers each."""
-    lives, _ = lives_of(1)
-    ledgers = [Ledger(rank, lives.scheduler.clock) for rank in range(3)]
-    readings = Readings(ledgers, lives.scheduler)
-    first = readings.totals()
-    assert [totals.rank for totals in first] == [0, 1, 2]
-    assert readings.totals() is first
-    ledgers[1].steps = 5
-    lives.scheduler.now = 1.0
-    assert [totals.steps for totals in readings.totals()] == [0, 5, 0]

@@ -17,17 +17,17 @@ from torch.optim import Optimizer
 
 from offbeat.core.elastic import check_elastic
 from offbeat.core.ledger import Ledger
-from offbeat.core.membership import Member
+from offbeat.core.membership import Member, NotAdmitted
 from offbeat.core.strategy import Strategy
 from offbeat.errors import RankDropped, RankLost
 from offbeat.worlds.virtual.cluster import Cluster
 from offbeat.worlds.virtual.cuda_graphs import Gradient
 from offbeat.worlds.virtual.elastic.exchanges import Exchanges
 from offbeat.worlds.virtual.elastic.life import Life, Lives, VirtualDetector
-from offbeat.worlds.virtual.elastic.looking import ElasticLookout
+from offbeat.worlds.virtual.elastic.looking import ElasticLookout, Readings
 from offbeat.worlds.virtual.elastic.port import VirtualRosterPort
 from offbeat.worlds.virtual.elastic.registry import SharedRegistry, VirtualRegistry
-from offbeat.worlds.virtual.elastic.session import ElasticVirtualSession, Readings
+from offbeat.worlds.virtual.elastic.session import ElasticVirtualSession
 from offbeat.worlds.virtual.network import Network
 from offbeat.worlds.virtual.outages import Absence, ElasticTimes, Hang
 from offbeat.worlds.virtual.scheduler import Process, Scheduler
@@ -77,7 +77,7 @@ class Crew(Generic[T]):
     ) -> None:
         self.scheduler = Scheduler(Network(cluster))
         self.ledgers = [Ledger(rank, self.scheduler.clock) for rank in range(cluster.size)]
-        self._readings = Readings(self.ledgers, self.scheduler)
+        self._readings = Readings(self.ledgers)
         self.registry = SharedRegistry()
         self.lives = Lives(self.scheduler, cluster.elastic or ElasticTimes())
         self.evaluations = ElasticLookout(self.scheduler, self.lives)
@@ -125,7 +125,7 @@ class Crew(Generic[T]):
         self._alive[rank] = life, process
 
     async def _live(self, rank: int, life: Life) -> None:
-        """Train until the end; who is dropped starts anew, as a process that a launcher starts again."""
+        """Train until the end; who is dropped, or not admitted in time, starts anew, as by a launcher."""
         ledger = self.ledgers[rank]
         while True:
             try:
@@ -134,7 +134,7 @@ class Crew(Generic[T]):
                 if session.founds:  # training time begins here
                     self.scheduler.at(self.scheduler.now, lambda: self._expect_outage(rank, 0))
                 self.results[rank] = await self._train(session)
-            except RankDropped:
+            except (RankDropped, NotAdmitted):
                 ledger.lose_steps()
                 self._end(life)
                 life = self.lives.begin(rank)

@@ -125,6 +125,7 @@ class Exchanges:
         self._ledgers = ledgers
         self._lives = lives
         self._queues: dict[str, RosterQueue] = {}
+        self._open: list[RosterQueue] = []  # those that were not abandoned at the last death, in order
 
     def queue(self, key: str, lane: Lane, names: Sequence[str]) -> RosterQueue:
         """Return the queue of these workers under this key."""
@@ -132,10 +133,12 @@ class Exchanges:
         if key not in self._queues:
             lives = [self._lives.by_name[name] for name in names]
             self._queues[key] = RosterQueue(lane, self._scheduler, self._ledgers, lives)
+            self._open.append(self._queues[key])
         return self._queues[key]
 
     def on_death(self, life: Life) -> None:
         """Stop all transfers of a worker that has died."""
-        for queue in self._queues.values():
-            if not queue.abandoned and life in queue.lives:
+        self._open = [queue for queue in self._open if not queue.abandoned]
+        for queue in self._open:
+            if life in queue.lives:
                 queue.on_death()

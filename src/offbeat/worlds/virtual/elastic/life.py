@@ -24,7 +24,9 @@ T = TypeVar("T")
 class Life:
     """One process of a worker: what the cluster does to it, and what it awaits."""
 
-    def __init__(self, rank: int, number: int, scheduler: Scheduler, times: ElasticTimes) -> None:
+    def __init__(
+        self, rank: int, number: int, scheduler: Scheduler, times: ElasticTimes, inquiries: Inquiries
+    ) -> None:
         self.rank = rank
         self.name = f"rank{rank:04}-{number}"  # founders are sorted by it
         self.scheduler = scheduler
@@ -35,7 +37,8 @@ class Life:
         self.able_since = scheduler.now  # to look at the heartbeats of others
         self.hung_until = self.cut_until = -math.inf
         self.hung_s = 0.0  # so far
-        self.alarm = Alarm(self)
+        self.alarm = Alarm(self, inquiries)
+        self.begun = 0  # processes that began before it
 
     @property
     def now(self) -> float:
@@ -180,20 +183,32 @@ class Call(Signal[T]):
 class Alarm(Signal[None]):
     """A wait that ends when anything has happened that the worker may have to look at."""
 
-    __slots__ = ("_life", "_resume", "_rung", "asked", "waits_for")
+    __slots__ = ("_asked", "_inquiries", "_life", "_resume", "_rung", "waits_for")
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: Life, inquiries: Inquiries) -> None:
         self._life = life
+        self._inquiries = inquiries
         self._resume: Callable[[], None] | None = None
         self._rung = False
-        self.asked: dict[int, Sequence[str]] = {}  # whom it has asked about since the last wait, by identity
+        self._asked: list[Sequence[str]] = []  # whom it has asked about since the last wait
         self.waits_for = "other workers"
 
     def __await__(self) -> Generator[Pending[Any], None, None]:
         if not self._rung:
             yield self
         self._rung = False
-        self.asked.clear()
+        self.forget()
+
+    def ask(self, names: Sequence[str]) -> None:
+        """Let the next wait end when one of these is found to be lost."""
+        if self._inquiries.add(names, self._life):
+            self._asked.append(names)
+
+    def forget(self) -> None:
+        """Let the next wait end for nobody whom the worker has asked about so far."""
+        for names in self._asked:
+            self._inquiries.remove(names, self._life)
+        self._asked.clear()
 
     def call_back(self, resume: Callable[[], None]) -> None:
         self._resume = resume
@@ -209,6 +224,41 @@ class Alarm(Signal[None]):
         return self.waits_for
 
 
+class Inquiries:
+    """The workers that wait for news of others: ten thousand ask about one roster, or each about another."""
+
+    def __init__(self) -> None:
+        # by the name, if it is one, and else by the names' identity
+        self._askers: dict[str | int, tuple[Sequence[str], set[Life]]] = {}
+
+    def add(self, names: Sequence[str], life: Life) -> bool:
+        """Add a worker that asks about these; return whether it had not asked about them before."""
+        _, askers = self._askers.setdefault(_key(names), (names, set()))
+        if life in askers:
+            return False
+        askers.add(life)
+        return True
+
+    def remove(self, names: Sequence[str], life: Life) -> None:
+        """Remove a worker that has asked about these."""
+        _, askers = self._askers[_key(names)]
+        askers.remove(life)
+        if not askers:
+            del self._askers[_key(names)]
+
+    def about(self, name: str) -> list[Life]:
+        """Return those who have asked about this worker, in the order in which they began."""
+        found: set[Life] = set()
+        for key, (names, askers) in self._askers.items():
+            if key == name or (isinstance(key, int) and name in names):
+                found |= askers
+        return sorted(found, key=lambda life: life.begun)
+
+
+def _key(names: Sequence[str]) -> str | int:
+    return names[0] if len(names) == 1 else id(names)
+
+
 class Lives:
     """All processes that there were, by name."""
 
@@ -216,22 +266,23 @@ class Lives:
         self.scheduler = scheduler
         self.times = times
         self.by_name: dict[str, Life] = {}
-        self._living: dict[str, Life] = {}
+        self._inquiries = Inquiries()
         self._suspects: dict[str, Life] = {}  # who have ever ended, hung or been cut off
         self._among: dict[int, tuple[Sequence[str], list[Life]]] = {}  # the suspects, by the names' identity
         self._begun: Counter[int] = Counter()  # by rank
 
     def begin(self, rank: int) -> Life:
         """Begin the life of one more process of a worker."""
-        life = Life(rank, self._begun[rank], self.scheduler, self.times)
+        life = Life(rank, self._begun[rank], self.scheduler, self.times, self._inquiries)
+        life.begun = len(self.by_name)
         self._begun[rank] += 1
-        self.by_name[life.name] = self._living[life.name] = life
+        self.by_name[life.name] = life
         return life
 
     def announce(self, life: Life) -> None:
         """Let those who ask about this worker look when they find out that it has ended or is silent."""
         if life.dead:
-            self._living.pop(life.name, None)
+            life.alarm.forget()
         self._suspects[life.name] = life
         self._among.clear()
         known_s = min(life.gone_at, life.silent_since + self.times.silence_s)
@@ -239,14 +290,8 @@ class Lives:
             self.scheduler.at(known_s, partial(self._ring_for, life.name))
 
     def _ring_for(self, name: str) -> None:
-        concerned: dict[int, bool] = {}  # by the names' identity: many have asked about one roster
-        for life in list(self._living.values()):
-            for identity, names in life.alarm.asked.items():
-                if identity not in concerned:
-                    concerned[identity] = name in names
-                if concerned[identity]:
-                    life.alarm.ring()
-                    break
+        for life in self._inquiries.about(name):
+            life.alarm.ring()
 
     def suspects_among(self, names: Sequence[str]) -> list[Life]:
         """Return those of these workers that may be lost. It is found once for all who look at one roster."""
@@ -289,7 +334,7 @@ class VirtualDetector:
         return self._life.now >= self._waiting_since + self._life.times.timeout_s
 
     def lost(self, names: Sequence[str]) -> list[str]:
-        self._life.alarm.asked[id(names)] = names
+        self._life.alarm.ask(names)
         return self._lost(names)
 
     def _lost(self, names: Sequence[str]) -> list[str]:

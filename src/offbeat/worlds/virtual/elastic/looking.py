@@ -8,7 +8,9 @@ run is the same, to the last bit, however often it is evaluated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from offbeat.core.ledger import Ledger, WorkerTotals
@@ -20,6 +22,19 @@ from offbeat.worlds.virtual.elastic.life import Life, Lives
 from offbeat.worlds.virtual.looking import Look, shown
 from offbeat.worlds.virtual.port import VirtualPort
 from offbeat.worlds.virtual.scheduler import Event, Scheduler
+
+
+class Readings:
+    """The totals of all workers as they are now."""
+
+    def __init__(self, ledgers: Sequence[Ledger]) -> None:
+        self._ledgers = ledgers
+
+    def totals_of(self, rank: int) -> WorkerTotals:
+        return self._ledgers[rank].totals()
+
+    def totals(self) -> list[WorkerTotals]:
+        return [ledger.totals() for ledger in self._ledgers]
 
 
 class LookPort(VirtualPort):
@@ -34,15 +49,25 @@ class RosterEvaluation:
 
     names: tuple[str, ...]  # of the roster of the worker that came first, by place
     queue: CollectiveQueue
-    totals: dict[int, WorkerTotals]  # by rank
+    totals: dict[int, WorkerTotals]  # by rank, in order
     to_come: set[str]
     ledgers: list[Ledger] = field(default_factory=list)  # by place; what they are told does not count
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each worker in the roster, by name."""
+        return {name: place for place, name in enumerate(self.names)}
+
+    @cached_property
+    def all_totals(self) -> list[WorkerTotals]:
+        """The totals of all workers once all have come: one list, for all who look."""
+        return list(self.totals.values())
 
     def skip(self, name: str) -> None:
         """Wait no longer for this worker; what it has left if it has come stays."""
         if name in self.to_come:
             self.to_come.remove(name)
-            self.queue.remove_worker(self.names.index(name))
+            self.queue.remove_worker(self.places[name])
 
 
 class ElasticLookout:
@@ -61,12 +86,12 @@ class ElasticLookout:
         roster: Roster,
         clock: int,
         session: Session[Any],
-        everyone: list[WorkerTotals],
+        everyone: Readings,
         look: Look,
     ) -> Event[None]:
         """Show `look` the model of this step once all have come; return the event of that.
 
-        `clock` is the step, and `everyone` the totals of all workers now.
+        `clock` is the step, and `everyone` has the totals of all workers now.
         """
         seen: Event[None] = Event(
             self._scheduler, self._uncounted(life.rank), lambda: f"the evaluation of step {clock}"
@@ -76,8 +101,8 @@ class ElasticLookout:
         if evaluation is None:  # the others have dropped this worker, which does not know yet
             seen.succeed(None)
             return seen
-        evaluation.totals[life.rank] = everyone[life.rank]
-        place = evaluation.names.index(life.name)
+        evaluation.totals[life.rank] = everyone.totals_of(life.rank)
+        place = evaluation.places[life.name]
         port = LookPort(place, dict.fromkeys(Lane, evaluation.queue), evaluation.ledgers[place])
 
         async def show() -> None:
@@ -85,7 +110,7 @@ class ElasticLookout:
             await wait_for_all(port, session.replica.weights[0].device)
             if not life.dead:
                 with shown(model, session):
-                    look([evaluation.totals[rank] for rank in sorted(evaluation.totals)])
+                    look(evaluation.all_totals)
                 seen.succeed(None)
 
         self._scheduler.start(f"evaluation of step {clock} by {life.name}", show())
@@ -114,18 +139,18 @@ class ElasticLookout:
             del self._open[step]
             self._closed = max(self._closed, step)
 
-    def _evaluation(self, life: Life, clock: int, everyone: list[WorkerTotals]) -> RosterEvaluation | None:
+    def _evaluation(self, life: Life, clock: int, everyone: Readings) -> RosterEvaluation | None:
         """Return the evaluation of this step; None if the others look without this worker."""
         if clock not in self._open and clock > self._closed and life.name in self._roster.ranks:
             self._open[clock] = self._new(everyone)
         evaluation = self._open.get(clock)
         return evaluation if evaluation is not None and life.name in evaluation.to_come else None
 
-    def _new(self, everyone: list[WorkerTotals]) -> RosterEvaluation:
+    def _new(self, everyone: Readings) -> RosterEvaluation:
         names = self._roster.everyone
         ledgers = [self._uncounted(place) for place in range(len(names))]
         queue = CollectiveQueue(Lane.FRONT, self._scheduler, ledgers, len(names))
-        totals = {each.rank: each for each in everyone}
+        totals = {each.rank: each for each in everyone.totals()}
         evaluation = RosterEvaluation(names, queue, totals, set(names), ledgers)
         for name in names:
             if self._lives.by_name[name].dead:

@@ -101,6 +101,9 @@ class VirtualOperation(RosterOperation[T]):
             ledger.waited(life.now - began)
         return self._value
 
+    def fill_once(self, into: Tensor, fill: Callable[[], None]) -> None:
+        self._result.fill_once(into, fill)  # all who have committed it have had the same result
+
     def wait(self) -> None:
         raise OffbeatError("in virtual time a strategy cannot block on a result: await it")
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from offbeat.core.elastic_session import ElasticSession
-from offbeat.core.ledger import Ledger, WorkerTotals
-from offbeat.core.membership import Registry
+from offbeat.core.membership import NotAdmitted, Registry
 from offbeat.core.port import CollectivePort, Lane
 from offbeat.core.replica import Replica
 from offbeat.core.session import Session
@@ -21,27 +18,10 @@ from offbeat.worlds.virtual.collectives import CollectiveQueue
 from offbeat.worlds.virtual.computing import Core
 from offbeat.worlds.virtual.cuda_graphs import Gradient
 from offbeat.worlds.virtual.elastic.life import Life
-from offbeat.worlds.virtual.elastic.looking import ElasticLookout
+from offbeat.worlds.virtual.elastic.looking import ElasticLookout, Readings
 from offbeat.worlds.virtual.elastic.port import VirtualRosterPort
 from offbeat.worlds.virtual.looking import Look
-from offbeat.worlds.virtual.scheduler import Scheduler
 from offbeat.worlds.virtual.session import VirtualSession
-
-
-class Readings:
-    """The totals of all workers, read once for all workers that look at the same time."""
-
-    def __init__(self, ledgers: Sequence[Ledger], scheduler: Scheduler) -> None:
-        self._ledgers = ledgers
-        self._scheduler = scheduler
-        self._read_s = -math.inf
-        self._totals: list[WorkerTotals] = []
-
-    def totals(self) -> list[WorkerTotals]:
-        if self._read_s != self._scheduler.now:
-            self._read_s = self._scheduler.now
-            self._totals = [ledger.totals() for ledger in self._ledgers]
-        return self._totals
 
 
 class ElasticVirtualSession(VirtualSession):
@@ -107,7 +87,11 @@ class ElasticVirtualSession(VirtualSession):
         else:
             self.ledger.start()
             asked_s = self._life.now
-            await self._session.broadcast()
+            try:
+                await self._session.broadcast()
+            except NotAdmitted:  # it has waited all the same
+                self.ledger.waited(self._life.now - asked_s)
+                raise
             self.ledger.waited(self._life.now - asked_s)
         self._step = self.clock
 
@@ -117,8 +101,8 @@ class ElasticVirtualSession(VirtualSession):
         It takes no time and changes nothing: each trains on at once, and `look` is called when the last has
         come; with `wait`, this method returns after that.
         """
-        roster, totals = self._roster_port.member.roster, self._everyone.totals()
-        seen = self._evaluations.look(self._life, roster, self.clock, self._session, totals, look)
+        roster = self._roster_port.member.roster
+        seen = self._evaluations.look(self._life, roster, self.clock, self._session, self._everyone, look)
         if wait:
             with self.ledger.paused():
                 await seen
