@@ -145,7 +145,9 @@ class VirtualServer:
         workers = len(self.ledgers)
         if len(self._hosts) == 1 or self._dedicated or not self._half.cuts_anywhere:
             return 1
-        return pieces_for(nbytes, len(self._hosts), workers, self.scheduler.network.ring_rate(range(workers)))
+        nbytes_on_wire = nbytes * self._half.wire_ratio
+        rate = self.scheduler.network.ring_rate(range(workers))
+        return pieces_for(nbytes_on_wire, len(self._hosts), workers, rate)
 
     def leave(self, worker: int) -> None:
         self._broadcast(Leave(worker=worker, at_s=self.scheduler.now))
