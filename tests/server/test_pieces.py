@@ -101,9 +101,7 @@ def test_what_is_pushed_and_applied_at_once_may_be_cut(strategy: AnyStrategy, cu
     ],
     ids=str,
 )
-def test_what_travels_is_the_larger_of_a_push_and_pulled_weights(
-    strategy: AnyStrategy, ratio: float
-) -> None:
+def test_what_travels_is_the_larger_of_a_push_and_pulled_weights(strategy: AnyStrategy, ratio: float) -> None:
     half = strategy.server_half()
     assert half is not None
     assert half.wire_ratio == pytest.approx(ratio, rel=1e-3)

@@ -62,7 +62,7 @@ class Codec(Settings, ABC):
     """True if any slice of a tensor can be encoded by itself, as the shards of a server need."""
 
     cuts_anywhere: ClassVar[bool] = False
-    """True if a finer cut into slices sends as many bytes, and the bound on the error stays what it was."""
+    """True if packets of a finer cut are as small in sum, and the bound on the error is the same."""
 
     summable: ClassVar[bool] = False
     """True if packets can be added up as they are: then `summands` returns the part of a packet to add."""

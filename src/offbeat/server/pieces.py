@@ -19,8 +19,8 @@ stands idle one way while it is busy the other way; how much that costs falls as
 A piece has a connection and threads of its own, so it is cut only where links are slow. It is 1 where shards
 gather the workers' pushes (rounds, barriers): each shard would end its rounds by itself, and nothing would
 come down earlier. And it is 1 with a codec that may send more, or err more, if it cuts finer
-(`Codec.cuts_anywhere`). A sparse codec does not: it sends the same fraction of each piece as of the whole slice. But
-which entries it sends depends on the number of pieces, as it does on that of the hosts.
+(`Codec.cuts_anywhere`). A sparse codec does not: it sends the same fraction of each piece as of the whole
+slice. But which entries it sends depends on the number of pieces, as it does on that of the hosts.
 """
 
 from __future__ import annotations
