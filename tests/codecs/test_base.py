@@ -51,6 +51,18 @@ def test_what_is_not_finite_is_told(made: Codec, bad: float, at: int) -> None:
     assert not passed(made, x).isfinite().all()
 
 
+@every_codec
+def test_what_cuts_anywhere_sends_no_more_in_pieces_and_errs_within_the_same_bound(made: Codec) -> None:
+    x = draw(7, 1 << 18, "heavy")
+    pieces = x.split(1 << 13)
+    whole, cut = made.nbytes(x.numel(), x.dtype), sum(made.nbytes(p.numel(), p.dtype) for p in pieces)
+    assert cut <= 1.005 * whole or not made.cuts_anywhere, "but for counts and seeds"
+    if isinstance(made, TopK) and made.bits is None:
+        error = sum(float((passed(made, piece) - piece).square().sum()) for piece in pieces)
+        assert made.cuts_anywhere
+        assert error <= (1 - made.ratio) * float(x.square().sum())
+
+
 @pytest.mark.parametrize(
     ("made", "numel", "dtype", "nbytes"),
     [

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from offbeat import ASP, DSSP, GSSP, OSP, SSDSGD, SSP, DiLoCo, Oscars
-from offbeat.codecs import BFloat16, Half, Quantize
+from offbeat.codecs import BFloat16, Half, Quantize, RandomK, TopK
 from offbeat.server.pieces import (
     LEAST_BYTES,
     LEAST_S,
@@ -71,8 +71,10 @@ def test_a_worker_has_no_more_connections_than_it_can_serve(hosts: int) -> None:
         (GSSP(), True),
         (SSP(codec=Half()), True),
         (ASP(codec=BFloat16()), True),
+        (ASP(codec=TopK(0.01)), True),
+        (SSP(codec=RandomK(0.01)), True),
+        (GSSP(sparse=GDTopK()), True),
         (ASP(codec=Quantize(8)), False),
-        (GSSP(sparse=GDTopK()), False),
         (SSP(staleness=0, push="gradient"), False),
         (SSDSGD(rule="authors", on="server"), False),
         (OSP(on="server"), False),
@@ -85,3 +87,21 @@ def test_what_is_pushed_and_applied_at_once_may_be_cut(strategy: AnyStrategy, cu
     half = strategy.server_half()
     assert half is not None
     assert half.cuts_anywhere == cut
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ratio"),
+    [
+        (ASP(), 1),
+        (ASP(codec=TopK(0.01)), 1),
+        (SSP(codec=Half()), 1),
+        (GSSP(sparse=GDTopK(answers="full")), 1),
+        (GSSP(sparse=GDTopK()), 6 / 4 * 0.35),
+        (GSSP(sparse=GDTopK(ratio=0.01)), 0.5),
+    ],
+    ids=str,
+)
+def test_what_travels_is_the_larger_of_a_push_and_pulled_weights(strategy: AnyStrategy, ratio: float) -> None:
+    half = strategy.server_half()
+    assert half is not None
+    assert half.wire_ratio == pytest.approx(ratio, rel=1e-3)

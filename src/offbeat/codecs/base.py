@@ -61,8 +61,8 @@ class Codec(Settings, ABC):
     splittable: ClassVar[bool] = True
     """True if any slice of a tensor can be encoded by itself, as the shards of a server need."""
 
-    elementwise: ClassVar[bool] = False
-    """True if an entry is sent by itself: it decodes to the same, however a tensor is cut into slices."""
+    cuts_anywhere: ClassVar[bool] = False
+    """True if packets of a finer cut are as small in sum, and the bound on the error is the same."""
 
     summable: ClassVar[bool] = False
     """True if packets can be added up as they are: then `summands` returns the part of a packet to add."""
@@ -176,6 +176,8 @@ Ratio = Annotated[
 @dataclass(frozen=True)
 class Sparse(Codec):
     """A codec that sends a part of the entries."""
+
+    cuts_anywhere = True  # the same fraction of every slice
 
     ratio: Ratio
 

@@ -28,7 +28,7 @@ LARGEST_HALF = torch.finfo(torch.float16).max
 class Cast(Codec):
     """A codec that converts entries to `wire_dtype`."""
 
-    elementwise = True
+    cuts_anywhere = True
     summable = True
     wire_dtype: ClassVar[torch.dtype]
 

@@ -38,9 +38,15 @@ class ServerHalf:
 
     @property
     def cuts_anywhere(self) -> bool:
-        """True if any number of shards sends and applies the same, each push at once (`server/pieces.py`)."""
+        """True if more shards cost no bytes, and each applies a push at once (`server/pieces.py`)."""
         codecs = [*self.push_codecs, *([self.pull_codec] if self.pull_codec else [])]
-        return self.adds_at_once and all(codec.elementwise for codec in codecs)
+        return self.adds_at_once and all(codec.cuts_anywhere for codec in codecs)
+
+    @property
+    def wire_ratio(self) -> float:
+        """Size of a push or of pulled weights, whichever is larger, as a fraction of the weights' size."""
+        push = max((codec.wire_ratio for codec in self.push_codecs), default=1.0)
+        return max(push, self.pull_codec.wire_ratio if self.pull_codec else 1.0)
 
     @property
     def adds_at_once(self) -> bool:

@@ -1,6 +1,7 @@
 """Pieces: the number of shards on each host of a parameter server, in which its pushes travel. [ours]
 
-P is the largest power of two up to 16 with which, for weights |w|, links of `rate` and `hosts`:
+P is the largest power of two up to 16 with which, for links of `rate` and `hosts`, and |w| the bytes of a
+push or of pulled weights, whichever are more:
 
     |w| / (hosts · P)  ≥  rate · 6 ms        a piece is long enough on the link to hide what it costs
     |w| / (hosts · P)  ≥  32 KiB
@@ -17,8 +18,9 @@ stands idle one way while it is busy the other way; how much that costs falls as
 
 A piece has a connection and threads of its own, so it is cut only where links are slow. It is 1 where shards
 gather the workers' pushes (rounds, barriers): each shard would end its rounds by itself, and nothing would
-come down earlier. And it is 1 with a codec whose packets depend on how tensors are cut: a finer cut would
-change what is sent.
+come down earlier. And it is 1 with a codec that may send more, or err more, if it cuts finer
+(`Codec.cuts_anywhere`). A sparse codec does not: it sends the same fraction of each piece as of the whole
+slice. But which entries it sends depends on the number of pieces, as it does on that of the hosts.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ MOST_CONNECTIONS = 256  # of all workers to one host
 MOST_OF_WORKER = 64  # connections of one worker to all hosts
 
 
-def pieces_for(nbytes: int, hosts: int, workers: int, bytes_per_s: float) -> int:
-    """Return the number of shards on each host, for weights of so many bytes and the rate of the links."""
+def pieces_for(nbytes: float, hosts: int, workers: int, bytes_per_s: float) -> int:
+    """Return the number of shards on each host, for messages of so many bytes and the rate of the links."""
     of_host = nbytes / hosts
     most = min(
         MOST_PIECES,

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat import ASP, OSP, SSP
+from offbeat import ASP, GSSP, OSP, SSP
 from offbeat.server.pieces import LEAST_BYTES
+from offbeat.strategies.gssp import GDTopK
 from offbeat.worlds.virtual.cluster import Cluster, ServerMachines, Slowdown, Workers
 from offbeat.worlds.virtual.costs import ShardCost
 from offbeat.worlds.virtual.messages import REQUEST_BYTES
@@ -118,3 +119,16 @@ def test_the_faster_the_links_the_fewer_pieces(bytes_per_s: float, pieces: int) 
 
     assert seconds(0) == seconds(pieces)
     assert seconds(0) not in {seconds(other) for other in (pieces // 2 or 3, 2 * pieces)}
+
+
+def test_sparse_packets_are_cut_by_their_own_size() -> None:
+    """Pulled weights are in half precision: half as many pieces, each as long on its link."""
+    nic = Workers(step_s=0.05, up_bits_per_s=8 * 5e7, down_bits_per_s=8 * 5e7)
+    strategy = GSSP(groups="0,1", sparse=GDTopK(ratio=0.01, epoch_steps=10))
+
+    def seconds(asked: int) -> float:
+        cluster = Cluster(workers=(nic, nic), shards=ShardCost(pieces=asked))
+        return play(cluster, strategy, 2, task=Kept(dimension=1 << 20)).seconds
+
+    assert seconds(0) == seconds(2)
+    assert seconds(0) not in {seconds(1), seconds(4)}

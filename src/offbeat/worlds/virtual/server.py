@@ -132,7 +132,7 @@ class VirtualServer:
     def _place(self, nbytes: int) -> None:
         """Give each host its shards, for weights of so many bytes."""
         hosts = len(self._hosts)
-        pieces = self._shard_cost.pieces or self._pieces_for(nbytes)
+        pieces = self._shard_cost.pieces or self._pieces_for(nbytes * self._half.wire_ratio)
         self._nodes = [node for node in self._hosts for _ in range(pieces)]  # of each shard
         self._host_of = [host for host in range(hosts) for _ in range(pieces)]
         self._every = list(range(hosts * pieces))  # shard
@@ -140,8 +140,8 @@ class VirtualServer:
         for shard, node in enumerate(self._nodes):
             self._beside.setdefault(node, []).append(shard)
 
-    def _pieces_for(self, nbytes: int) -> int:
-        """Return the number of shards on each host if nobody asks for one, as over processes."""
+    def _pieces_for(self, nbytes: float) -> int:
+        """Return the number of shards on each host for so many bytes on the wire, as over processes."""
         workers = len(self.ledgers)
         if len(self._hosts) == 1 or self._dedicated or not self._half.cuts_anywhere:
             return 1

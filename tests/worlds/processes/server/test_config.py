@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat import SSP, Quantize
+from offbeat import GSSP, SSP, Quantize
 from offbeat.core.replica import Replica
 from offbeat.errors import OffbeatError
 from offbeat.server.optimizer_spec import spec_of
+from offbeat.server.pieces import LEAST_S
+from offbeat.strategies.gssp import GDTopK
 from offbeat.worlds.processes.server.auth import sign
 from offbeat.worlds.processes.server.config import MOST_NUMEL, SPEC, ServerSpec, ShardConfig
 
@@ -86,6 +88,15 @@ def test_a_large_model_is_cut_on_slow_links_unless_its_packets_depend_on_the_cut
     assert replace(spec, cuts_anywhere=False).pieces(hosts=4, workers=4, bytes_per_s=slow) == 1
     coded = ServerSpec.of(SSP(codec=Quantize(8)), replica, {}, 1.0)
     assert of(replica).cuts_anywhere and not coded.cuts_anywhere
+
+
+def test_pieces_are_as_long_on_their_links_when_packets_are_smaller(replica: Replica) -> None:
+    sparse = ServerSpec.of(GSSP(sparse=GDTopK(ratio=0.01)), replica, {}, 1.0)
+    assert (of(replica).wire_ratio, sparse.wire_ratio) == (1, 0.5), "pulled weights are in half precision"
+    dense, sparse = (replace(spec, flats=[("float32", 1 << 20)]) for spec in (of(replica), sparse))
+    rate = (4 << 20) / 4 / 8 / LEAST_S
+    assert dense.pieces(hosts=4, workers=4, bytes_per_s=rate) == 8
+    assert sparse.pieces(hosts=4, workers=4, bytes_per_s=rate) == 4
 
 
 def test_a_shard_with_the_optimizer_wants_rates_and_marks(replica: Replica) -> None:

@@ -106,7 +106,8 @@ class ServerSpec:
     optimizer: dict[str, Any] | None  # an `OptimizerSpec` of all flat tensors if workers push gradients
     description: Fingerprint
     timeout_s: float
-    cuts_anywhere: bool = True  # whether any number of shards sends and applies the same
+    cuts_anywhere: bool = True  # whether more shards cost no bytes, and each applies a push at once
+    wire_ratio: float = 1.0  # of a push or of pulled weights, whichever is larger, to the weights' bytes
 
     @classmethod
     def of(
@@ -123,6 +124,7 @@ class ServerSpec:
             description=description,
             timeout_s=timeout_s,
             cuts_anywhere=half is None or half.cuts_anywhere,
+            wire_ratio=1.0 if half is None else half.wire_ratio,
         )
 
     @property
@@ -136,10 +138,10 @@ class ServerSpec:
         return sum(numel * getattr(torch, dtype).itemsize for dtype, numel in self.flats)
 
     def pieces(self, hosts: int, workers: int, bytes_per_s: float) -> int:
-        """Return the number of shards on each host, by the size of the model and the rate of the links."""
+        """Return the number of shards on each host, by what travels and the rate of the links."""
         if not self.cuts_anywhere:
             return 1
-        return pieces_for(self.nbytes, hosts, workers, bytes_per_s)
+        return pieces_for(self.nbytes * self.wire_ratio, hosts, workers, bytes_per_s)
 
     def process_config(
         self, number: int, processes: int, pieces: int, *, snapshots: Path, **where: Any
