@@ -15,9 +15,10 @@ its first. Where work is shared, a step is the time in which the workers did one
 of the machine than of the prediction.
 
 The cases are declared in `prediction_cases.py`; `--list` shows them. A finished case is kept among the raw
-results, and not run again unless `--again`. A case that failed counts as a miss, and is tried again by the
-next command. With 8 cores or more, predictions are computed beside the real runs. `--predict-again`, on the
-same machine, keeps the real runs, and calibrates and predicts anew.
+results, and not run again unless `--again`, which runs those that are chosen and keeps the others. A case
+that failed counts as a miss, and is tried again by the next command. With 8 cores or more, predictions are
+computed beside the real runs. `--predict-again`, on the same machine, keeps the real runs, and calibrates and
+predicts anew.
 """
 
 from __future__ import annotations
@@ -224,11 +225,14 @@ def run_group(
 ) -> None:
     """Run the cases of a group that are not kept; keep each as soon as it is finished.
 
-    Results of other code or of another machine are not mixed with new ones: they are replaced.
+    Results of other code or of another machine are not mixed with new ones: they are replaced. Only
+    `again` keeps the cases of this machine that were not chosen, with a mark of the code that ran them.
     """
     now = {"code": code_print(), "machine": machine()}
     kept = raw.get(part)
-    if kept is None or again or any(kept[key] != value for key, value in now.items()):
+    if kept is not None and again and kept["machine"] == now["machine"]:
+        kept = {**now, "cases": others_of(kept, group)}
+    elif kept is None or again or any(kept[key] != value for key, value in now.items()):
         kept = {**now, "cases": {}}
     cases = kept["cases"]
     missing = [method for method in group.methods if not measurement.is_kept(group, cases.get(str(method)))]
@@ -249,6 +253,13 @@ def run_group(
         else:
             ratio = found["predicted_s"] / statistics.median(found["measured_s"])
             print(f"{group.name}: {method}: predicted / measured {ratio:.3f}", flush=True)
+
+
+def others_of(kept: Mapping[str, Any], group: Group) -> dict[str, Any]:
+    """Return the kept cases that were not chosen, each with the code that ran it."""
+    chosen = {str(method) for method in group.methods}
+    cases = kept["cases"].items()
+    return {name: {"code": kept["code"], **case} for name, case in cases if name not in chosen}
 
 
 def predict_again(group: Group, raw: RawResults, part: str, measurement: Measurement) -> None:
@@ -299,7 +310,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="a trial with so many steps, in runs/")
     parser.add_argument("--repeats", type=int, default=1, help="real runs of each case (default: 1)")
     parser.add_argument("--pieces", metavar="N|auto", help="OFFBEAT_PIECES, in both worlds; kept apart")
-    parser.add_argument("--again", action="store_true", help="run kept cases again")
+    parser.add_argument("--again", action="store_true", help="run the chosen kept cases again")
     parser.add_argument(
         "--predict-again", action="store_true", help="calibrate and predict kept cases again; run none"
     )

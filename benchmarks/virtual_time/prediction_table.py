@@ -51,6 +51,7 @@ def write_table(
     table = Table("prediction", question, COLUMNS, variant)
     made_on: dict[str, None] = {}
     codes: set[str] = set()
+    later: Counter[str] = Counter()  # cases that were run again, beside others that were not
     parts = 1
     for group in groups:
         found = kept[group]
@@ -59,7 +60,9 @@ def write_table(
         own = [method for method in group.methods if str(method) in found["cases"]]
         if own:
             made_on[found["machine"]] = None
-            codes.add(found["code"])
+            codes |= {case.get("code", found["code"]) for case in found["cases"].values()}
+            if any("code" in case for case in found["cases"].values()):
+                later.update(str(method) for method in own if "code" not in found["cases"][str(method)])
             parts = max(parts, found["parts"])
             table.note(f"{group.name}: {found['link']}")
         for method in own:
@@ -92,6 +95,11 @@ def write_table(
         table.note(f"run in {parts} parts, which could run at the same time, each on hosts of its own")
     if any(found and found.get("predicted_by", found["code"]) != found["code"] for found in kept.values()):
         table.note("hosts were calibrated and cases predicted again after the real runs, by later code")
+    if later:
+        which = ", ".join(f"{count} of {method}" for method, count in later.items())
+        table.note(
+            f"run again by later code, with calibrations of its own, while the others were kept: {which}"
+        )
     if len(codes) > 1:
         table.note(f"the cases were run by {len(codes)} states of the code")
     print(table.verdict)

@@ -139,6 +139,33 @@ def test_cases_that_failed_or_were_other_are_run_again(
     assert newer.log == ["1gbit", "calibrate", "bsp", "ssp", "asp"]
 
 
+def test_chosen_cases_are_run_again_beside_the_others(
+    raw: RawResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Fake()
+    prediction.run_group(GROUP, raw, GROUP.name, first, again=False)
+    before = raw.get(GROUP.name)
+    monkeypatch.setattr(prediction, "code_print", lambda: "other code")
+    later, chosen = Fake(), Group(GROUP.model, GROUP.rate, GROUP.workers, (Method("ssp"),))
+    prediction.run_group(chosen, raw, GROUP.name, later, again=True)
+    assert later.log == ["1gbit", "calibrate", "ssp"]
+    found = raw.get(GROUP.name)
+    marked = {name: case.get("code") for name, case in found["cases"].items()}
+    assert marked == {"bsp": before["code"], "asp": before["code"], "ssp": None}
+    assert found["code"] == "other code"
+    written = write_table("?", [GROUP], {GROUP: found}, "")
+    assert written is not None
+    text = written.read_text()
+    assert "calibrations of its own, the others were kept: 1 of ssp" in text
+    assert "run by 2 states of the code" in text
+    third = Fake()
+    prediction.run_group(chosen, raw, GROUP.name, third, again=True)
+    assert {c.get("code") for c in raw.get(GROUP.name)["cases"].values()} == {before["code"], None}
+    monkeypatch.setattr(prediction, "machine", lambda: "another machine")
+    prediction.run_group(chosen, raw, GROUP.name, third, again=True)
+    assert set(raw.get(GROUP.name)["cases"]) == {"ssp"}, "of another machine none is kept"
+
+
 def test_kept_cases_are_predicted_again_without_running_them(
     raw: RawResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
