@@ -102,7 +102,8 @@ def write_table(cache: Cache) -> None:
     for model, of in ((name, of) for name, of in MODELS.items() if name in shown):
         table.note(
             f"{model}: {of.epochs} epochs, {of.steps} steps with batches of {of.batch_size},"
-            f" learning rate {of.lr:g}; score: {of.score}; claims go by the {of.claims} evaluation"
+            f" learning rate {of.lr:g}{', autocast to bfloat16' if of.precision else ''};"
+            f" score: {of.score}; claims go by the {of.claims} evaluation"
         )
     table.write()
 

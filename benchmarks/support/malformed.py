@@ -25,6 +25,7 @@ from offbeat.worlds.processes.server.auth import challenge, sign, verify
 from offbeat.worlds.processes.server.config import SPEC, ServerSpec, ShardConfig
 from offbeat.worlds.processes.server.connection import Connection
 from offbeat.worlds.processes.server.copy_wire import send_effect, send_state
+from offbeat.worlds.processes.server.looks import Looks
 from offbeat.worlds.processes.server.session import WorkerSession
 from offbeat.worlds.processes.server.shard_copy import ShardCopy
 from offbeat.worlds.processes.server.snapshot_file import read_snapshot, write_snapshot
@@ -189,6 +190,7 @@ class Echo:
 
     def __init__(self, config: ShardConfig) -> None:
         self._tensors = config.buffers()
+        self.looks = Looks()
 
     def join(self, session: WorkerSession, clock: int | None, pushes: int, rejoins: bool) -> bool:
         session.answer(JoinAck(worker=session.worker, clock=clock or 0))

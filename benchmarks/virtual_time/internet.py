@@ -17,8 +17,6 @@ instance with files that were brought from another machine.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -39,8 +37,8 @@ from benchmarks.virtual_time.internet_runs import (
     WAITS,
     Case,
     cases,
+    prepare,
     run,
-    work,
 )
 from offbeat.core.units import seconds_of, size
 from offbeat.experiments.planner.cost import Price
@@ -144,16 +142,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time (default: 2)")
     parser.add_argument("--out", type=Path, default=Path("runs/internet"), metavar="FOLDER")
     parser.add_argument("--table", action="store_true", help="write the page from raw results; run nothing")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.worker:
-        print(json.dumps(work(Case(*json.loads(options.worker)), options.out)))
-        return
     if options.table:
         write_docs(options.price)
         return
     until_s, began = seconds_of(options.until), time.monotonic()
     planned = list(cases(options.workers, options.only, until_s))
+    prepare()
     found, were_kept = run_all(planned, options.out, options.jobs)
     print(
         f"{len(planned)} runs, {were_kept} of them kept from an earlier command: "

@@ -7,16 +7,16 @@ dead, others wait for them.
 from __future__ import annotations
 
 import json
-import subprocess
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from benchmarks.support.workers import worker_command
 from offbeat.cli.parse import strategies_of
 from offbeat.core.ledger import WorkerTotals
 from offbeat.errors import OffbeatError
@@ -28,6 +28,7 @@ from offbeat.experiments.tasks import task
 from offbeat.experiments.tasks.quadratic import Quadratic
 from offbeat.experiments.time_limit import churned
 from offbeat.experiments.virtual_run import simulate_here
+from offbeat.worlds.processes.launcher import IMPORTED, START_METHOD, start_fork_server
 from offbeat.worlds.virtual.cluster import load_cluster
 
 UNTIL_S = 7200.0
@@ -153,13 +154,28 @@ def max_seconds(summary: dict[str, Any]) -> float:
 def run(case: Case, out: Path) -> dict[str, Any]:
     """Run a case in a process of its own; a summary of an earlier one is removed."""
     (out / case.folder / "summary.json").unlink(missing_ok=True)
-    command = worker_command("internet", "--worker", json.dumps(case), "--out", out / case.folder)
+    context = multiprocessing.get_context(START_METHOD)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work_and_send, args=(sender, case, out / case.folder))
+    process.start()
+    sender.close()
     try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=case.longest_s)
-    except subprocess.TimeoutExpired:
-        problem = f"not ended after {case.longest_s:g} s of real time"
-        return {"cpu_s": case.longest_s, "problem": problem, "unfinished": True}
-    except subprocess.CalledProcessError as failed:
-        raise RuntimeError(f"{case.folder} failed:\n{failed.stderr}") from failed
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        if not receiver.poll(case.longest_s):
+            problem = f"not ended after {case.longest_s:g} s of real time"
+            return {"cpu_s": case.longest_s, "problem": problem, "unfinished": True}
+        found: dict[str, Any] = receiver.recv()
+        return found
+    except EOFError:
+        raise RuntimeError(f"{case.folder} failed; its output is above") from None
+    finally:
+        process.kill()  # if it has not ended
+        process.join()
+
+
+def _work_and_send(sender: Connection, case: Case, out: Path) -> None:
+    sender.send(work(case, out))
+
+
+def prepare() -> None:
+    """Import all that runs need once, in the process that they are forked from."""
+    start_fork_server([*IMPORTED, __name__])

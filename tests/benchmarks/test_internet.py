@@ -20,6 +20,7 @@ from benchmarks.virtual_time.internet_runs import (
     WAITS,
     Case,
     cases,
+    run,
     work,
 )
 
@@ -30,6 +31,15 @@ from offbeat.experiments.planner.cost import Price
 from offbeat.strategies import STRATEGIES
 
 COLUMNS = internet.COLUMNS
+
+
+class Brief(Case):
+    """A run that is given up at once."""
+
+    longest_s = 0.0  # type: ignore[assignment]
+
+
+FAST = Brief("quadratic", "asp", SERVER, 12, 600.0)
 
 
 def strategy(text: str) -> Strategy[Any]:
@@ -140,6 +150,17 @@ def test_a_command_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.
     assert were_kept == 2
     assert [found[case] for case in planned] == 4 * [{"cpu_s": 1.0, "problem": ""}]
     assert [case.how for case in ran] == [ELASTIC, ELASTIC, WAITS, WAITS], "the short ones last"
+
+
+@pytest.mark.virtual
+def test_a_run_is_a_process_of_its_own_and_says_when_it_fails(tmp_path: Path) -> None:
+    case = Case("quadratic", "asp", SERVER, 12, 600.0)
+    found, here = run(case, tmp_path), work(case, tmp_path / "here")
+    assert found["cpu_s"] > 0.0
+    assert {**found, "cpu_s": 0.0} == {**here, "cpu_s": 0.0}
+    with pytest.raises(RuntimeError, match="quadratic-no_such-server-12 failed"):
+        run(case._replace(strategy="no_such"), tmp_path)
+    assert run(FAST, tmp_path)["unfinished"], "given up after its time"
 
 
 @pytest.mark.virtual

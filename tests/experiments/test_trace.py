@@ -23,6 +23,7 @@ from offbeat.experiments.timeline import excerpt
 from offbeat.server.client import Operation
 from offbeat.worlds.processes.ledger import SharedLedger
 from offbeat.worlds.processes.server.channel import Request
+from offbeat.worlds.processes.server.looks import Debt
 from offbeat.worlds.processes.server.transport import PendingRequest
 from tests.support.crew import Crew
 from tests.support.improvised import Improvised, Note
@@ -273,7 +274,7 @@ def test_a_push_ends_when_the_last_receipt_came_not_when_somebody_looks() -> Non
     ledger = SharedLedger(0, lambda: now[0])
     ledger.spans = []
     transport: Any = SimpleNamespace(
-        ledger=ledger, shaper=None, timeout_s=1.0, rejoin_if_fenced=lambda deadline: None
+        ledger=ledger, shaper=None, timeout_s=1.0, rejoin_if_fenced=lambda deadline: None, debt=Debt(2)
     )
     requests = [Request([], [], began_s=101.0, ended_s=104.0), Request([], [], began_s=102.0, ended_s=103.0)]
     channel: Any = SimpleNamespace(finish=lambda request, deadline: None)
