@@ -41,17 +41,16 @@ def section(
         reach = [row for row in own if row[TARGET] != "–"]
         live = [row for row in own if row[FATE] == "lives" and row not in reach]
         names = [column for column in columns if column != TASK]
-        lines += ["", f"On `{task}` the target is reached by {_names(reach)}. {_names(live, begins=True)}"]
-        lines[-1] += f" live, but do not reach it. The other {len(own) - len(reach) - len(live)} do not live."
+        lines += ["", f"On `{task}` the target is reached by {_names(reach)}. "]
+        lines[-1] += f"{_names(live)} live, but do not reach it. " if live else ""
+        lines[-1] += f"The other {len(own) - len(reach) - len(live)} do not live."
         lines += ["", f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
         lines += [f"| {' | '.join(row[name] for name in names)} |" for row in own]
     return "\n".join(lines) + "\n"
 
 
-def _names(rows: Sequence[dict[str, str]], begins: bool = False) -> str:
-    if not rows:
-        return "None" if begins else "none"
-    return ", ".join(f"`{row['strategy']}` ({row['how']})" for row in rows)
+def _names(rows: Sequence[dict[str, str]]) -> str:
+    return ", ".join(f"`{row['strategy']}` ({row['how']})" for row in rows) or "none"
 
 
 def refreshed(text: str, new: str) -> str:
