@@ -156,7 +156,7 @@ def test_chosen_cases_are_run_again_beside_the_others(
     written = write_table("?", [GROUP], {GROUP: found}, "")
     assert written is not None
     text = written.read_text()
-    assert "calibrations of its own, the others were kept: 1 of ssp" in text
+    assert "calibrations of its own, while the others were kept: 1 of ssp" in text
     assert "run by 2 states of the code" in text
     third = Fake()
     prediction.run_group(chosen, raw, GROUP.name, third, again=True)
