@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks.catalog import RESULTS
 from benchmarks.papers import trained, trained_curves, trained_pages
-from benchmarks.papers.runs import Cache, cluster_of, perform, strategy_of, with_optimizer
+from benchmarks.papers.runs import Cache, cluster_of, in_bfloat16, perform, strategy_of, with_optimizer
 from benchmarks.papers.trained_runs import CONTENDERS, MODELS, WORKERS, Contender, run_of
 from benchmarks.support import tables
 
@@ -91,6 +91,26 @@ def test_a_model_with_an_optimizer_of_its_own_is_trained_with_it(tmp_path: Path)
     assert type(optimizer) is torch.optim.AdamW and optimizer.param_groups[0]["lr"] == 0.003
     few = replace(trained.tiny(run), workers=2, steps=2)
     outcomes = [perform(each, tmp_path) for each in (few, replace(few, optimizer=""))]
+    assert outcomes[0]["history"][-1]["loss"] != outcomes[1]["history"][-1]["loss"]
+
+
+def test_a_model_in_mixed_precision_computes_in_bfloat16_and_keeps_float32(tmp_path: Path) -> None:
+    write_small(tmp_path)
+    run = run_of("vgg19-bf16", BSP, 0)
+    assert run.model == "vgg19" and '"precision": "bfloat16"' in run.key
+    assert "precision" not in run_of("vgg19", BSP, 0).key
+    what = in_bfloat16(task("cifar10", model="vgg11"))
+    model, images = what.build(), torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+    computed: list[torch.dtype] = []
+    convolutions[1].register_forward_hook(lambda module, inputs, output: computed.append(output.dtype))
+    what.gradient(model, (images, torch.tensor([1, 2])))
+    assert computed == [torch.bfloat16]
+    assert {param.dtype for param in model.parameters()} == {torch.float32}
+    assert {param.grad.dtype for param in model.parameters() if param.grad is not None} == {torch.float32}
+    assert all(each.weight.is_contiguous(memory_format=torch.channels_last) for each in convolutions)
+    few = replace(trained.tiny(run_of("resnet18-adamw", BSP, 0)), workers=2, steps=2)
+    outcomes = [perform(each, tmp_path) for each in (few, replace(few, precision=""))]
     assert outcomes[0]["history"][-1]["loss"] != outcomes[1]["history"][-1]["loss"]
 
 
